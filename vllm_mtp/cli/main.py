@@ -1,0 +1,12 @@
+"""``vllm-mtp``: one subcommand per file, each thin."""
+
+import typer
+
+from vllm_mtp.cli import options
+
+app = typer.Typer(
+    name="vllm-mtp",
+    help="Lossless speculative decoding with a model's own MTP layers, for vLLM.",
+    no_args_is_help=True,
+)
+app.command()(options.options)

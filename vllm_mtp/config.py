@@ -1,0 +1,254 @@
+"""``MTPPlusConfig``: every option of ``mtp_plus``, said once.
+
+Name, default, range and meaning of an option live on its field; the README's table
+is printed from them (``vllm-mtp options``) and a test keeps the two equal. Keys that
+vLLM's own speculative config knows and that make sense for MTP layers are not
+repeated here: they pass through to vLLM as they are (see ``split_options``).
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+METHOD = "mtp_plus"
+"""The value of ``method`` that users write."""
+
+VLLM_METHOD = "mtp"
+"""The method of vLLM that ``mtp_plus`` specialises."""
+
+MAX_DRAFT_LENGTH = 16
+"""Largest allowed ``num_speculative_tokens``. At a per-token probability of 0.9 the
+17th draft token survives one step in six, and each one costs a draft step."""
+
+DEFAULT_DRAFT_LENGTH = 3
+"""Upper bound on the draft length when the user names none.
+
+Why 3: models ship one MTP layer that was trained for one step, so later positions
+decay (70/11/2 % in FastMTP; 81/56/36 % after tuning). With a per-token probability
+of 0.8 the acceptance length is 1.80, 2.44, 2.95, 3.36 for K = 1, 2, 3, 4: the fourth
+draft token adds 0.41 tokens where the first adds 0.80, and it costs a draft step, a
+verified token and a reserved KV slot for every request. FastMTP, TensorRT-LLM and
+SGLang publish their best MTP figures at 3.
+"""
+
+
+class ConfigError(ValueError):
+    """A mistake of the user's: names the option, its value and what is allowed."""
+
+
+class MTPPlusConfig(BaseModel):
+    """Options of ``--speculative-config '{"method": "mtp_plus", ...}'``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    num_speculative_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DRAFT_LENGTH,
+        description=(
+            "Upper bound on the draft length K of a request in one step. Unset: "
+            f"{DEFAULT_DRAFT_LENGTH}, or the next multiple of the model's number of "
+            "MTP layers."
+        ),
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        default="greedy",
+        description=(
+            "How draft tokens are chosen. `greedy` takes the most likely one; "
+            "`probabilistic` samples from the draft distribution, which accepts more "
+            "at high temperature and keeps a row of logits per draft token."
+        ),
+    )
+    rejection_sample_method: Literal["standard", "block"] = Field(
+        default="standard",
+        description=(
+            "Verification. `standard` tests draft tokens one by one, `block` jointly "
+            "(Model Runner V2 only). vLLM's `synthetic` is refused: it is not "
+            "lossless."
+        ),
+    )
+    controller: Literal["fixed", "random"] = Field(
+        default="fixed",
+        description=(
+            "Who chooses K. `fixed` always drafts the upper bound; `random` draws K "
+            "anew for every request and step, to test that the output does not "
+            "depend on it."
+        ),
+    )
+    controller_seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**63 - 1,
+        description="Seed of the `random` controller.",
+    )
+
+
+OWN_KEYS = frozenset(MTPPlusConfig.model_fields)
+
+SHARED_KEYS = frozenset(
+    {"num_speculative_tokens", "draft_sample_method", "rejection_sample_method"}
+)
+"""Options that are vLLM's too: validated here, then handed on to vLLM."""
+
+REFUSED_KEYS: Mapping[str, str] = {
+    "num_speculative_tokens_per_batch_size": (
+        "mtp_plus chooses the draft length itself; remove it"
+    ),
+    "enable_adaptive_verification": (
+        "mtp_plus chooses the draft length itself; remove it"
+    ),
+    "synthetic_acceptance_rates": "synthetic acceptance is not lossless; remove it",
+    "synthetic_acceptance_length": "synthetic acceptance is not lossless; remove it",
+    "disable_padded_drafter_batch": (
+        "mtp_plus rolls rejected slots back in the padded drafter batch; remove it"
+    ),
+    "tensor_parallel_size": "use draft_tensor_parallel_size",
+    **dict.fromkeys(
+        (
+            "parallel_drafting",
+            "use_heterogeneous_vocab",
+            "prompt_lookup_max",
+            "prompt_lookup_min",
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+            "dspark_draft_topk",
+        ),
+        "it belongs to another speculative method, not to MTP layers; remove it",
+    ),
+    **dict.fromkeys(
+        (
+            "target_model_config",
+            "target_parallel_config",
+            "draft_model_config",
+            "draft_parallel_config",
+        ),
+        "vLLM fills it in; remove it",
+    ),
+}
+"""Keys of vLLM's speculative config that contradict ``mtp_plus``, and why."""
+
+
+class SplitOptions(NamedTuple):
+    """The user's speculative config, divided once at the edge."""
+
+    own: MTPPlusConfig
+    passthrough: dict[str, Any]
+    """vLLM's own options, untouched."""
+
+    def vllm_options(self, draft_length: int) -> dict[str, Any]:
+        """The speculative config that vLLM gets.
+
+        Args:
+            draft_length: resolved upper bound on K.
+        """
+        shared = self.own.model_dump(include=set(SHARED_KEYS))
+        return {
+            **self.passthrough,
+            **shared,
+            "method": VLLM_METHOD,
+            "num_speculative_tokens": draft_length,
+        }
+
+
+def split_options(
+    options: Mapping[str, Any], vllm_keys: Collection[str]
+) -> SplitOptions:
+    """Divide a speculative config into our options and vLLM's.
+
+    Args:
+        options: the user's dict, ``method`` included; ``-`` and ``_`` in keys are
+            the same, as in vLLM.
+        vllm_keys: names that vLLM's ``SpeculativeConfig`` accepts.
+
+    Raises:
+        ConfigError: unknown or refused key, wrong type, value out of range.
+    """
+    given = {key.replace("-", "_"): value for key, value in options.items()}
+    given.pop("method", None)
+    own: dict[str, Any] = {}
+    passthrough: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in OWN_KEYS:
+            own[key] = value
+        elif key in REFUSED_KEYS:
+            if value not in (None, False):
+                raise ConfigError(
+                    f"speculative_config.{key}={value!r} cannot be combined with "
+                    f"method {METHOD!r}: {REFUSED_KEYS[key]}."
+                )
+        elif key in vllm_keys:
+            passthrough[key] = value
+        else:
+            raise ConfigError(_unknown_key_message(key, vllm_keys))
+    return SplitOptions(parse_own_options(own), passthrough)
+
+
+def parse_own_options(options: Mapping[str, Any]) -> MTPPlusConfig:
+    """Validate our own options.
+
+    Raises:
+        ConfigError: one sentence for the first mistake.
+    """
+    try:
+        return MTPPlusConfig.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        raise ConfigError(
+            f"speculative_config.{key}={first['input']!r} is not allowed: "
+            f"must be {allowed_values(key)}."
+        ) from None
+
+
+def allowed_values(key: str) -> str:
+    """What an option of ours accepts, in words, derived from its field."""
+    schema = MTPPlusConfig.model_json_schema()["properties"][key]
+    branches = schema.get("anyOf", [schema])
+    return " or ".join(_describe_branch(branch) for branch in branches)
+
+
+def _describe_branch(branch: Mapping[str, Any]) -> str:
+    if "enum" in branch:
+        return " or ".join(repr(value) for value in branch["enum"])
+    if branch["type"] == "integer":
+        if branch["maximum"] >= 2**62:
+            return f"an integer >= {branch['minimum']}"
+        return f"an integer from {branch['minimum']} to {branch['maximum']}"
+    return {"null": "unset"}.get(branch["type"], str(branch["type"]))
+
+
+def _unknown_key_message(key: str, vllm_keys: Collection[str]) -> str:
+    passing = sorted(set(vllm_keys) - OWN_KEYS - set(REFUSED_KEYS) - {"method"})
+    return (
+        f"speculative_config.{key} is not an option of method {METHOD!r}: allowed are "
+        f"{', '.join(sorted(OWN_KEYS))}, and of vLLM's own {', '.join(passing)}."
+    )
+
+
+def resolve_draft_length(own: MTPPlusConfig, num_mtp_layers: int) -> int:
+    """The upper bound on K for a model.
+
+    vLLM runs several MTP layers in turn, so a draft length above their number must be
+    a multiple of it.
+
+    Args:
+        own: our options.
+        num_mtp_layers: MTP layers of the checkpoint, >= 1.
+
+    Raises:
+        ConfigError: the user's value is not a multiple of ``num_mtp_layers``.
+    """
+    asked = own.num_speculative_tokens
+    if asked is None:
+        multiple = -(-DEFAULT_DRAFT_LENGTH // num_mtp_layers) * num_mtp_layers
+        return min(multiple, MAX_DRAFT_LENGTH)
+    if asked > num_mtp_layers and asked % num_mtp_layers:
+        raise ConfigError(
+            f"speculative_config.num_speculative_tokens={asked} is not allowed: must "
+            f"be at most {num_mtp_layers} or a multiple of {num_mtp_layers}, the "
+            "model's number of MTP layers."
+        )
+    return asked

@@ -1,0 +1,1 @@
+"""How long to draft. Pure Python: no torch, no vllm."""

@@ -1,0 +1,26 @@
+"""The protocol every controller speaks.
+
+A controller sees which requests will decode and answers how many draft tokens each
+of them gets; after verification it is told what came of it. It never sees vLLM.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+
+
+class Controller(Protocol):
+    """Chooses the draft length of every request and step."""
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        """Choose K for the drafts that are about to be proposed.
+
+        Called once a step, before the step runs; its drafts are verified one step
+        later. Must not be slow: it is on the scheduler's path.
+        """
+        ...
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a finished step."""
+        ...

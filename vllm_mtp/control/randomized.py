@@ -1,0 +1,34 @@
+"""A hostile controller: any draft length for any request at any step.
+
+The output of a lossless engine does not depend on the draft length. This controller
+turns that sentence into a test: whatever a clever controller may ever choose, this
+one chooses sooner or later.
+"""
+
+import random
+from collections.abc import Sequence
+
+from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+
+
+class RandomController:
+    """Draws a depth for the step and a draft length up to it for each request."""
+
+    def __init__(self, max_draft_length: int, seed: int) -> None:
+        self.max_draft_length = max_draft_length
+        self._random = random.Random(seed)
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        # Drawing the depth first makes whole steps without drafts likely, which
+        # independent draws per request would almost never give in a large batch.
+        depth = self._random.randint(0, self.max_draft_length)
+        return DraftDecision(
+            draft_depth=depth,
+            num_draft_tokens={
+                request.request_id: self._random.randint(0, depth)
+                for request in requests
+            },
+        )
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Randomness learns nothing."""

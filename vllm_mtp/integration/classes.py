@@ -1,0 +1,70 @@
+"""Which scheduler and worker run: chosen from what the platform resolved."""
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.integration import compat
+from vllm_mtp.integration.settings import settings_of
+
+# Below "vllm", so that vLLM's log settings apply to our lines, too.
+logger = init_logger("vllm.mtp_plus")
+
+_PACKAGE = "vllm_mtp.integration"
+
+WORKERS = {
+    "vllm.v1.worker.gpu_worker.Worker": f"{_PACKAGE}.worker.MTPPlusWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_PACKAGE}.worker.MTPPlusCPUWorker",
+}
+"""Ours by vLLM's. Other platforms (TPU, XPU, out-of-tree) were never tried."""
+
+SCHEDULERS = {
+    False: f"{_PACKAGE}.scheduler.MTPPlusScheduler",
+    True: f"{_PACKAGE}.scheduler.MTPPlusAsyncScheduler",
+}
+"""Ours by whether async scheduling was resolved to be on."""
+
+
+def name_our_classes(config: VllmConfig) -> None:
+    """Name our worker and scheduler in a finished config.
+
+    Raises:
+        ConfigError: the platform's worker is not supported, or options contradict.
+        CompatibilityError: a symbol that this runner needs is missing.
+    """
+    worker = config.parallel_config.worker_cls
+    if worker not in WORKERS:
+        raise ConfigError(
+            f"method {METHOD!r} runs on vLLM's GPU and CPU workers "
+            f"({', '.join(sorted(WORKERS))}), but this platform uses {worker}."
+        )
+    runner = "v2" if config.use_v2_model_runner else "v1"
+    _refuse_contradictions(config, runner)
+    compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
+    is_async = bool(config.scheduler_config.async_scheduling)
+    config.parallel_config.worker_cls = WORKERS[worker]
+    config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
+    assert config.speculative_config is not None
+    logger.info(
+        "%s: up to K=%d draft tokens, %s controller, model runner %s, %s scheduling",
+        METHOD,
+        config.speculative_config.num_speculative_tokens,
+        settings_of(config).controller,
+        runner.upper(),
+        "async" if is_async else "sync",
+    )
+
+
+def _refuse_contradictions(config: VllmConfig, runner: str) -> None:
+    own = settings_of(config)
+    if own.rejection_sample_method == "block" and runner == "v1":
+        raise ConfigError(
+            "speculative_config.rejection_sample_method='block' needs Model Runner V2, "
+            "but this server runs V1, where vLLM would silently use 'standard': remove "
+            "it or set VLLM_USE_V2_MODEL_RUNNER=1."
+        )
+    if own.controller == "random" and config.parallel_config.data_parallel_size > 1:
+        raise ConfigError(
+            "speculative_config.controller='random' is not allowed with "
+            "data_parallel_size > 1: ranks must draft equally deep; use 'fixed'."
+        )

@@ -1,0 +1,192 @@
+"""What this package relies on in vLLM: every symbol and signature, checked at start.
+
+``SEAMS`` is the whole list. A symbol that is gone or has lost a parameter is named
+together with the installed version, before any weight is loaded, instead of failing
+in the middle of a step.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from vllm_mtp.config import METHOD
+
+SUPPORTED_VLLM = SpecifierSet(">=0.32,<0.34", prereleases=True)
+"""Same range as in pyproject.toml; a test keeps the two equal."""
+
+_V1 = "vllm.v1.spec_decode."
+_V2 = "vllm.v1.worker.gpu.spec_decode."
+_SCHED = "vllm.v1.core.sched."
+
+
+class CompatibilityError(RuntimeError):
+    """The installed vLLM lacks something that this package is built on."""
+
+
+class Seam(NamedTuple):
+    """One symbol of vLLM and the parameter names that we pass or override."""
+
+    group: str
+    """``core`` or the runner that needs it: ``v1``, ``v2``, ``cpu``."""
+    path: str
+    """Dotted module path, then attribute path."""
+    parameters: tuple[str, ...] = ()
+
+
+SEAMS: tuple[Seam, ...] = (
+    # Configuration (engine_args.py, checkpoint.py)
+    Seam("core", "vllm.engine.arg_utils.EngineArgs.create_engine_config"),
+    Seam(
+        "core",
+        "vllm.engine.arg_utils.EngineArgs.create_speculative_config",
+        ("target_model_config", "target_parallel_config"),
+    ),
+    Seam("core", "vllm.engine.arg_utils.EngineArgs.add_cli_args", ("parser",)),
+    Seam("core", "vllm.config.SpeculativeConfig.hf_config_override", ("hf_config",)),
+    Seam(
+        "core",
+        "vllm.transformers_utils.config.get_safetensors_params_metadata",
+        ("model", "revision"),
+    ),
+    # Scheduler (scheduler.py)
+    Seam(
+        "core",
+        _SCHED + "scheduler.Scheduler._update_after_schedule",
+        ("scheduler_output",),
+    ),
+    Seam(
+        "core",
+        _SCHED + "scheduler.Scheduler.update_draft_token_ids",
+        ("draft_token_ids",),
+    ),
+    Seam(
+        "core",
+        _SCHED + "scheduler.Scheduler.update_from_output",
+        ("scheduler_output", "model_runner_output"),
+    ),
+    Seam(
+        "core",
+        _SCHED + "scheduler.Scheduler.make_spec_decoding_stats",
+        (
+            "spec_decoding_stats",
+            "num_draft_tokens",
+            "num_accepted_tokens",
+            "num_invalid_spec_tokens",
+            "request_id",
+        ),
+    ),
+    Seam("core", _SCHED + "async_scheduler.AsyncScheduler"),
+    Seam(
+        "core",
+        _SCHED + "output.SchedulerOutput",
+        ("num_scheduled_tokens", "num_spec_tokens_to_schedule"),
+    ),
+    # Worker (worker.py)
+    Seam("core", "vllm.v1.worker.gpu_worker.Worker.init_device"),
+    Seam("core", "vllm.v1.worker.gpu_worker.Worker.sample_tokens", ("grammar_output",)),
+    # Model Runner V1 (proposer_v1.py)
+    Seam("v1", "vllm.v1.worker.gpu_model_runner.GPUModelRunner"),
+    Seam("v1", _V1 + "eagle.EagleProposer", ("vllm_config", "device", "runner")),
+    Seam("v1", _V1 + "gemma4.Gemma4Proposer", ("vllm_config", "device", "runner")),
+    Seam("v1", _V1 + "step3p5.Step3p5MTPProposer", ("vllm_config", "device", "runner")),
+    Seam(
+        "v1",
+        _V1 + "llm_base_proposer.SpecDecodeBaseProposer.prepare_inputs_padded",
+        (
+            "common_attn_metadata",
+            "spec_decode_metadata",
+            "valid_sampled_tokens_count",
+        ),
+    ),
+    # Model Runner V2 (speculator_v2.py)
+    Seam(
+        "v2", _V2 + "mtp.speculator.MTPSpeculator.__init__", ("vllm_config", "device")
+    ),
+    Seam("v2", _V2 + "multi_module_mtp.speculator.MultiModuleMTPSpeculator"),
+    Seam("v2", _V2 + "gemma4.speculator.Gemma4Speculator"),
+    Seam(
+        "v2",
+        _V2 + "speculator.DraftModelSpeculator.observe_verification",
+        ("idx_mapping", "num_sampled", "num_rejected"),
+    ),
+    # CPU (worker.py, mends.py)
+    Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),
+    Seam(
+        "cpu",
+        "vllm.utils.cpu_triton_utils._expand_kernel_impl",
+        ("output", "input_val", "cu_num_tokens", "replace_from", "replace_to"),
+    ),
+    Seam("cpu", "vllm.triton_utils.dispatcher.register_kernels", ("overrides",)),
+    Seam("cpu", "vllm.v1.sample.rejection_sampler.expand_kernel"),
+)
+
+
+def check(groups: Iterable[str]) -> None:
+    """Check the version, then every seam of ``groups``.
+
+    Raises:
+        CompatibilityError: names all missing symbols and the installed version.
+    """
+    check_version(version("vllm"))
+    wanted = frozenset(groups)
+    missing = [
+        problem
+        for seam in SEAMS
+        if seam.group in wanted and (problem := find_problem(seam))
+    ]
+    if missing:
+        raise CompatibilityError(
+            f"method {METHOD!r} does not fit vllm {version('vllm')}: "
+            f"{'; '.join(missing)}. Supported: vllm {SUPPORTED_VLLM}."
+        )
+
+
+def check_version(installed: str) -> None:
+    """Refuse a vLLM outside the tried range.
+
+    Raises:
+        CompatibilityError: names the installed and the supported versions.
+    """
+    if Version(installed) not in SUPPORTED_VLLM:
+        low = min(Version(spec.version) for spec in SUPPORTED_VLLM)
+        age = "old" if Version(installed) < low else "new"
+        raise CompatibilityError(
+            f"vllm {installed} is too {age} for method {METHOD!r}: "
+            f"supported are versions {SUPPORTED_VLLM}."
+        )
+
+
+def find_problem(seam: Seam) -> str | None:
+    """What is wrong with one seam, or ``None``."""
+    try:
+        symbol = _resolve(seam.path)
+    except (ImportError, AttributeError) as error:
+        return f"{seam.path} is missing ({error})"
+    if not seam.parameters:
+        return None
+    lost = set(seam.parameters) - set(inspect.signature(symbol).parameters)
+    if lost:
+        return f"{seam.path} has no parameter {', '.join(sorted(lost))}"
+    return None
+
+
+def _resolve(path: str) -> Any:
+    parts = path.split(".")
+    # Module names of vLLM are lower case and classes are not, but functions are lower
+    # case too: try the longest importable prefix.
+    for length in range(len(parts) - 1, 0, -1):
+        name = ".".join(parts[:length])
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+            continue
+        return functools.reduce(getattr, parts[length:], module)
+    raise ImportError(f"no module named {parts[0]!r}")

@@ -1,0 +1,85 @@
+"""The records that the stages of a step exchange.
+
+Imports nothing of the project, and torch only for type checkers, so that every stage
+(the pure-Python controllers included) can use it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DecodeRequest(NamedTuple):
+    """A request that will decode in the next step, as a controller sees it."""
+
+    request_id: str
+    num_context_tokens: int
+    """Tokens whose KV the target reads when it verifies this request's drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDecision:
+    """How many draft tokens to propose now and to verify in the next step."""
+
+    draft_depth: int
+    """Draft steps that the MTP layers run for the whole batch, 0..K_max."""
+    num_draft_tokens: Mapping[str, int]
+    """Draft length K of each request, 0..draft_depth, by request id."""
+
+
+class RequestOutcome(NamedTuple):
+    """What verification made of one request's draft."""
+
+    request_id: str
+    num_draft_tokens: int
+    """Draft tokens the target verified; those that the grammar forbade are left out."""
+    num_accepted_tokens: int
+
+    @property
+    def acceptance_length(self) -> int:
+        """Tokens committed: accepted ones and the recovered or bonus token."""
+        return self.num_accepted_tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one engine step cost and brought."""
+
+    requests: tuple[RequestOutcome, ...]
+    """Requests that had draft tokens to verify."""
+    num_requests: int
+    """All requests of the step, those in prefill included."""
+    num_scheduled_tokens: int
+    """Rows of the target's forward pass."""
+    step_time_s: float
+    """Seconds from the step's start to its output. Where steps overlap (async
+    scheduling): seconds since the output before it."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(request.num_draft_tokens for request in self.requests)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(request.num_accepted_tokens for request in self.requests)
+
+
+class RejectedSlots(NamedTuple):
+    """Where verification left KV of tokens that were never committed.
+
+    Rejected slots are the last ``num_rejected_tokens[i]`` rows of request ``i``::
+
+        rows of request i      | committed rows        | rejected rows       |
+        query_start_loc[i] ->  |                       |  <- num_rejected -> |
+    """
+
+    # [num_reqs] int32 (V1) or int64 (V2), on the worker's device
+    num_rejected_tokens: "torch.Tensor"
+    # [num_reqs + 1] int32: first row of each request; None where the rows are not
+    # known yet when the count is (Model Runner V2 observes before it drafts)
+    query_start_loc: "torch.Tensor | None"
+    # [num_tokens] int64: KV slot of each row, padding is -1
+    slot_mapping: "torch.Tensor | None"
