@@ -1,0 +1,81 @@
+"""Greedy output is the target's on Model Runner V2, async, and tensor parallel 2.
+
+Each runs in a fresh process: the interpreter, the runner and the process groups are
+chosen once per process.
+"""
+
+import pytest
+
+from tests.support.engine_jobs import JobResult, Jobs, run_jobs
+from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+
+FIXED = {"method": "mtp_plus"}
+RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
+SMALL = {"max_num_seqs": 8, "max_model_len": 192}
+
+
+def jobs(engines: list[dict], **settings: object) -> Jobs:
+    return Jobs(
+        model=str(BUNDLED_CHECKPOINT),
+        prompts=[list(p) for p in heldout_prompts(8, max_tokens=48)],
+        engines=[SMALL | arguments for arguments in engines],
+        **settings,
+    )
+
+
+def check_speculated(result: JobResult, scheduler: str, drafter: str) -> None:
+    assert result.scheduler == scheduler
+    assert result.drafter == drafter
+    counters = result.counters
+    assert 0 < counters["accepted_tokens"] < counters["draft_tokens"]
+
+
+@pytest.fixture(scope="module")
+def v2() -> dict[str, JobResult]:
+    engines = {
+        "plain": {},
+        "fixed": {"speculative_config": FIXED},
+        "random": {"speculative_config": RANDOM},
+        # Last: from here on this process schedules async.
+        "async": {"speculative_config": RANDOM, "async_scheduling": True},
+    }
+    results = run_jobs(jobs(list(engines.values()), max_tokens=24, v2=True))
+    return dict(zip(engines, results, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fixed", "random"])
+def test_v2_equals(name: str, v2: dict[str, JobResult]) -> None:
+    check_speculated(v2[name], "MTPPlusScheduler", "MTPPlusSpeculator")
+    assert v2[name].continuations == v2["plain"].continuations
+
+
+def test_v2_with_async_scheduling_equals(v2: dict[str, JobResult]) -> None:
+    check_speculated(v2["async"], "MTPPlusAsyncScheduler", "MTPPlusSpeculator")
+    assert v2["async"].continuations == v2["plain"].continuations
+
+
+def test_v1_with_async_scheduling_equals() -> None:
+    plain, asynchronous = run_jobs(
+        jobs(
+            [{}, {"speculative_config": RANDOM, "async_scheduling": True}],
+            max_tokens=96,
+        )
+    )
+    check_speculated(asynchronous, "MTPPlusAsyncScheduler", "MTPPlusProposer")
+    assert asynchronous.continuations == plain.continuations
+
+
+def test_tensor_parallel_2_equals() -> None:
+    parallel = {
+        "tensor_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+    }
+    plain, randomized = run_jobs(
+        jobs(
+            [parallel, parallel | {"speculative_config": RANDOM}],
+            max_tokens=48,
+            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        )
+    )
+    check_speculated(randomized, "MTPPlusScheduler", "")
+    assert randomized.continuations == plain.continuations

@@ -1,0 +1,217 @@
+"""Greedy output is the target's, token for token, on Model Runner V1 (float32).
+
+Each test states what disturbs the engine (draft lengths, caches, chunks, preemption,
+arrivals and aborts, ends of requests) and compares every token with an engine that
+does not speculate. Where the disturbance could fail to happen, it is asserted.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import (
+    NUM_TOKENS,
+    Reference,
+    complete_to_stop_string,
+    complete_with_logprobs,
+)
+from tests.support.engines import draft_counts, engine, greedy
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.watch import (
+    counter,
+    counters,
+    record_outcomes,
+    record_rejected_slots,
+)
+
+RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
+
+
+def fixed(draft_length: int) -> dict[str, Any]:
+    return {"method": "mtp_plus", "num_speculative_tokens": draft_length}
+
+
+@pytest.mark.parametrize(
+    "spec", [fixed(1), fixed(3), fixed(5), RANDOM], ids=["K1", "K3", "K5", "random"]
+)
+def test_every_token_equals_and_all_counters_agree(
+    spec: dict[str, Any], reference: Reference
+) -> None:
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=16, speculative_config=spec) as llm:
+        recorder = record_outcomes(llm)
+        announced = record_rejected_slots(llm)
+        outputs = greedy(llm, reference.prompts, NUM_TOKENS)
+        vllm_counters = counters(llm)
+
+    assert outputs == reference.continuations
+    _check_acceptance_is_counted_alike(recorder.outcomes, vllm_counters)
+    num_draft = vllm_counters["draft_tokens"]
+    num_accepted = vllm_counters["accepted_tokens"]
+    assert 0 < num_accepted < num_draft, "both acceptance and rejection must occur"
+    num_rejected = sum(int(slots.num_rejected_tokens.sum()) for slots in announced)
+    # A request that ends inside an accepted run frees its slots as a whole: its last
+    # verification is announced by the worker and still counted by the scheduler.
+    assert num_rejected == num_draft - num_accepted
+    depths = {decision.draft_depth for decision in recorder.decisions}
+    wanted = set(range(6)) if spec is RANDOM else {spec["num_speculative_tokens"]}
+    assert depths == wanted
+
+
+def _check_acceptance_is_counted_alike(
+    outcomes: list[Any], vllm_counters: dict[str, Any]
+) -> None:
+    requests = [request for outcome in outcomes for request in outcome.requests]
+    assert vllm_counters["drafts"] == len(requests)
+    assert vllm_counters["draft_tokens"] == sum(r.num_draft_tokens for r in requests)
+    accepted = [r.num_accepted_tokens for r in requests]
+    assert vllm_counters["accepted_tokens"] == sum(accepted)
+    per_position = vllm_counters["accepted_tokens_per_pos"]
+    assert per_position == [
+        sum(count > position for count in accepted)
+        for position in range(len(per_position))
+    ]
+    assert all(0 < outcome.step_time_s < 60 for outcome in outcomes)
+
+
+def test_prefix_caching_hits_do_not_change_a_token(reference: Reference) -> None:
+    prompts, wanted = reference.prompts[:16], reference.continuations[:16]
+    with engine(
+        BUNDLED_CHECKPOINT,
+        enable_prefix_caching=True,
+        block_size=32,
+        speculative_config=RANDOM,
+    ) as llm:
+        # Long prompts: what was generated becomes the next prompt's cached prefix.
+        first = greedy(llm, prompts, NUM_TOKENS)
+        longer = [p + tuple(c[:64]) for p, c in zip(prompts, wanted, strict=True)]
+        second = greedy(llm, longer, NUM_TOKENS - 64)
+        assert counter(llm, "vllm:prefix_cache_hits") > 0
+    assert first == wanted
+    assert second == [continuation[64:] for continuation in wanted]
+
+
+def test_without_prefix_caching_no_token_changes(reference: Reference) -> None:
+    with engine(
+        BUNDLED_CHECKPOINT, enable_prefix_caching=False, speculative_config=RANDOM
+    ) as llm:
+        outputs = greedy(llm, reference.prompts[:16], NUM_TOKENS)
+        assert counter(llm, "vllm:prefix_cache_hits") == 0
+    assert outputs == reference.continuations[:16]
+
+
+def test_chunked_prefill_does_not_change_a_token(reference: Reference) -> None:
+    budget = 24
+    assert sum(len(prompt) > budget for prompt in reference.prompts) > 16
+    with engine(
+        BUNDLED_CHECKPOINT,
+        max_num_batched_tokens=budget,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=False,
+        speculative_config=RANDOM,
+    ) as llm:
+        outputs = greedy(llm, reference.prompts[:32], NUM_TOKENS)
+        assert draft_counts(llm).num_accepted_tokens > 0
+    assert outputs == reference.continuations[:32]
+
+
+def test_preemption_does_not_change_a_token(reference: Reference) -> None:
+    with engine(
+        BUNDLED_CHECKPOINT,
+        max_num_seqs=8,
+        # Room for two full-length requests and a bit: eight want in.
+        num_gpu_blocks_override=5,
+        speculative_config=RANDOM,
+    ) as llm:
+        outputs = greedy(llm, reference.prompts[:16], NUM_TOKENS)
+        assert counter(llm, "vllm:num_preemptions") > 0
+    assert outputs == reference.continuations[:16]
+
+
+@pytest.fixture(scope="module")
+def random_k_engine() -> Any:
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=RANDOM) as llm:
+        yield llm
+
+
+def test_arrivals_and_aborts_do_not_change_the_others(
+    reference: Reference, random_k_engine: Any
+) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    core = random_k_engine.llm_engine
+    lengths = {str(i): 8 + (7 * i) % (NUM_TOKENS - 8) for i in range(24)}
+    outputs: dict[str, list[int]] = {}
+    aborted = {"3", "8", "13", "18"}
+    waiting = list(lengths)
+    for step in range(10_000):
+        if waiting and step % 2 == 0:
+            request_id = waiting.pop(0)
+            core.add_request(
+                request_id,
+                TokensPrompt(
+                    prompt_token_ids=list(reference.prompts[int(request_id)])
+                ),
+                SamplingParams(
+                    temperature=0,
+                    max_tokens=lengths[request_id],
+                    ignore_eos=True,
+                ),
+            )
+        if step % 5 == 4 and step // 5 < len(aborted):
+            core.abort_request([sorted(aborted, key=int)[step // 5]])
+        for output in core.step():
+            if output.finished:
+                outputs[output.request_id] = list(output.outputs[0].token_ids)
+        if not waiting and not core.has_unfinished_requests():
+            break
+    finished = {r: t for r, t in outputs.items() if r not in aborted}
+    assert len(finished) == 20
+    for request_id, tokens in finished.items():
+        wanted = reference.continuations[int(request_id)][: lengths[request_id]]
+        assert tokens == wanted, f"request {request_id}"
+
+
+def test_max_tokens_inside_an_accepted_run_cuts_exactly_there(
+    reference: Reference, random_k_engine: Any
+) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    prompts = [
+        TokensPrompt(prompt_token_ids=list(reference.prompts[i % 8])) for i in range(80)
+    ]
+    params = [
+        SamplingParams(temperature=0, max_tokens=1 + i // 8, ignore_eos=True)
+        for i in range(80)
+    ]
+    outputs = random_k_engine.generate(prompts, params, use_tqdm=False)
+    for i, output in enumerate(outputs):
+        tokens = list(output.outputs[0].token_ids)
+        assert tokens == reference.continuations[i % 8][: 1 + i // 8]
+
+
+def test_a_stop_string_ends_where_it_does_without_speculation(
+    reference: Reference, random_k_engine: Any
+) -> None:
+    outputs = complete_to_stop_string(random_k_engine, reference.prompts[:16])
+    reasons = [completion.finish_reason for completion in reference.stopped]
+    assert reasons.count("stop") >= 8, "the stop strings must occur"
+    for ours, theirs in zip(outputs, reference.stopped, strict=True):
+        assert ours.text == theirs.text
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.stop_reason == theirs.stop_reason
+
+
+def test_logprobs_equal_those_without_speculation(
+    reference: Reference, random_k_engine: Any
+) -> None:
+    outputs = complete_with_logprobs(random_k_engine, reference.prompts[:8])
+    for ours, theirs in zip(outputs, reference.with_logprobs, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        for our_step, their_step in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert set(our_step) == set(their_step)
+            for token, value in their_step.items():
+                assert our_step[token].logprob == pytest.approx(
+                    value.logprob, abs=1e-4
+                )

@@ -1,0 +1,1 @@
+"""What several test modules need: random checkpoints, and engines that run them."""

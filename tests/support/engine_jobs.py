@@ -1,0 +1,115 @@
+"""Engines in a fresh process, for settings that a process can only have once.
+
+``python -m tests.support.engine_jobs`` reads a ``Jobs`` object as JSON from standard
+input, runs its engines one after another and writes what they generated, with their
+counters, to the file named in it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """What to run: one engine per entry of ``engines``, all with the same prompts."""
+
+    model: str
+    prompts: list[list[int]]
+    max_tokens: int
+    engines: list[dict[str, Any]]
+    """Arguments of ``vllm.LLM``. ``async_scheduling`` is honoured on the CPU as well."""
+    v2: bool = False
+    """Model Runner V2 under Triton's interpreter."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What one engine did."""
+
+    continuations: list[list[int]]
+    counters: dict[str, Any]
+    """vLLM's ``spec_decode_num_*`` counters; empty without speculation."""
+    scheduler: str
+    drafter: str
+    """Class names, to prove which code ran; empty where it runs elsewhere."""
+
+
+def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
+    """Run ``jobs`` in a fresh process and collect its results."""
+    with TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support.engine_jobs", str(result)],
+            input=json.dumps(asdict(jobs)),
+            cwd=ROOT,
+            env=os.environ | jobs.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return [JobResult(**entry) for entry in json.loads(result.read_text())]
+
+
+def _main() -> None:
+    jobs = Jobs(**json.load(sys.stdin))
+    if jobs.v2:
+        from tests.support import v2_interpreter
+
+        v2_interpreter.install()
+    from tests.support.engines import prepare_environment
+
+    prepare_environment()
+    results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
+    Path(sys.argv[1]).write_text(json.dumps(results))
+
+
+def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
+    from tests.support.engines import engine, greedy
+    from tests.support.watch import counters
+
+    is_async = arguments.pop("async_scheduling", False)
+    if is_async:
+        _let_the_cpu_schedule_async()
+    with engine(Path(jobs.model), **arguments) as llm:
+        continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
+        return JobResult(continuations, counters(llm), *_class_names(llm))
+
+
+def _let_the_cpu_schedule_async() -> None:
+    """The CPU platform switches async scheduling off, though it works there."""
+    from vllm_mtp.integration import engine_args
+
+    finish = engine_args._finish
+
+    def finish_async(config: Any) -> None:
+        config.scheduler_config.async_scheduling = True
+        finish(config)
+
+    engine_args._finish = finish_async
+
+
+def _class_names(llm: Any) -> tuple[str, str]:
+    from tests.support.engines import model_runner
+    from tests.support.watch import scheduler_of
+
+    scheduler = type(scheduler_of(llm)).__name__
+    try:
+        runner = model_runner(llm)
+    except AttributeError:  # the workers are other processes
+        return scheduler, ""
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    return scheduler, type(drafter).__name__ if drafter is not None else ""
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,151 @@
+"""In-process vLLM engines for tests: small, deterministic, one after another.
+
+Nothing of vLLM is imported at the top: ``prepare_environment`` must run first, in
+``conftest.py``.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.support.families import FAMILIES
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+ENVIRONMENT = {
+    # The engine runs in the test's own process: seconds to start, and patchable.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # A second OpenMP thread with a busy neighbour is ten times slower than none.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What every test process and its children run with; the caller's own values win."""
+
+ENGINE_ARGUMENTS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 256,
+    # Fewer seats than prompts: prefills meet verification in one batch.
+    "max_num_seqs": 4,
+    # Continuations of two dozen tokens cross the border of a block.
+    "block_size": 32,
+    "kv_cache_memory_bytes": 16 * 2**20,
+    "seed": 0,
+    "disable_log_stats": False,
+}
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads when it is imported. Call before anything imports it."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
+    """An engine that is gone, process groups included, when the block ends.
+
+    Args:
+        model: folder of a checkpoint.
+        **arguments: of ``vllm.LLM``; they win over ``ENGINE_ARGUMENTS``.
+    """
+    from vllm import LLM
+
+    llm = LLM(str(model), **(ENGINE_ARGUMENTS | arguments))
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+@contextmanager
+def family_engine(
+    model: Path,
+    family_name: str,
+    speculation: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> Iterator["LLM"]:
+    """An engine for a checkpoint of ``write_checkpoint``.
+
+    Args:
+        model: folder of the checkpoint.
+        family_name: a key of ``FAMILIES``.
+        speculation: speculative config; ``None`` for no speculation.
+        **arguments: of ``vllm.LLM``.
+    """
+    from vllm.platforms import current_platform
+
+    backend = FAMILIES[family_name].cpu_attention_backend
+    backend_option = {}
+    if backend is not None and current_platform.is_cpu():
+        backend_option = {"attention_backend": backend}
+    if speculation is not None:
+        # The drafter does not inherit the target's backend.
+        arguments["speculative_config"] = backend_option | speculation
+    with engine(model, **backend_option, **arguments) as llm:
+        yield llm
+
+
+def greedy(
+    llm: "LLM", prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[list[int]]:
+    """Greedy continuations, ``max_tokens`` long each, in the order of the prompts."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    outputs = llm.generate(
+        [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
+        SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def model_runner(llm: "LLM") -> Any:
+    """vLLM's model runner, for tests that look into the worker."""
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    return executor.driver_worker.worker.model_runner
+
+
+class DraftCounts(NamedTuple):
+    """What became of all draft tokens of an engine so far."""
+
+    num_drafts: int
+    """Verification passes of single requests that had draft tokens."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        return self.num_draft_tokens - self.num_accepted_tokens
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted among verified draft tokens, 0..1; 0 if none was verified."""
+        return self.num_accepted_tokens / max(1, self.num_draft_tokens)
+
+
+def draft_counts(llm: "LLM") -> DraftCounts:
+    """Read vLLM's own counters. Zero for an engine without speculation."""
+    values = {
+        metric.name: metric.value
+        for metric in llm.get_metrics()
+        if metric.name.startswith("vllm:spec_decode_num_")
+        and hasattr(metric, "value")
+    }
+    return DraftCounts(
+        *(
+            int(values.get(f"vllm:spec_decode_num_{name}", 0))
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+    )

@@ -1,0 +1,68 @@
+"""Looking into a running in-process engine: outcomes, rejected slots, counters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.engines import model_runner
+from vllm_mtp.control.controller import Controller
+from vllm_mtp.records import (
+    DecodeRequest,
+    DraftDecision,
+    RejectedSlots,
+    StepOutcome,
+)
+
+
+class RecordingController:
+    """Passes everything on to the engine's own controller and remembers it."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.decisions: list[DraftDecision] = []
+        self.outcomes: list[StepOutcome] = []
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        self.decisions.append(self.controller.decide(requests))
+        return self.decisions[-1]
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.controller.observe(outcome)
+
+
+def scheduler_of(llm: Any) -> Any:
+    """The engine's scheduler."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def record_outcomes(llm: Any) -> RecordingController:
+    """Put a recorder between the scheduler and its controller."""
+    scheduler = scheduler_of(llm)
+    scheduler.controller = RecordingController(scheduler.controller)
+    return scheduler.controller
+
+
+def record_rejected_slots(llm: Any) -> list[RejectedSlots]:
+    """Collect what the drafter announces after each verification."""
+    announced: list[RejectedSlots] = []
+    runner = model_runner(llm)
+    drafter = getattr(runner, "drafter", None) or runner.speculator
+    drafter.on_rejected_slots = announced.append
+    return announced
+
+
+def counters(llm: Any) -> dict[str, Any]:
+    """vLLM's own speculative counters, by their name without the prefix."""
+    prefix = "vllm:spec_decode_num_"
+    return {
+        metric.name.removeprefix(prefix): getattr(
+            metric, "values", getattr(metric, "value", None)
+        )
+        for metric in llm.get_metrics()
+        if metric.name.startswith(prefix)
+    }
+
+
+def counter(llm: Any, name: str) -> int:
+    """Any counter of vLLM, e.g. ``vllm:num_preemptions``."""
+    return sum(int(m.value) for m in llm.get_metrics() if m.name == name)

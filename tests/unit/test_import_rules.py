@@ -1,0 +1,141 @@
+"""Who may import whom, read from the syntax tree so that no import can hide.
+
+Imports inside functions count: they make cycles as well as the others.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "vllm_mtp"
+
+LAYERS = (
+    {"records"},
+    {"config", "acceptance"},
+    {"control", "drafting", "verification", "kernels", "metrics"},
+    {"integration"},
+    {"lab", "tuning"},
+    {"cli"},
+)
+"""From the bottom up: a module imports its own part or a layer below."""
+
+FORBIDDEN_THIRD_PARTY = {
+    "records": {"vllm", "torch", "pydantic"},
+    "config": {"vllm", "torch"},
+    "acceptance": {"vllm", "torch"},
+    "control": {"vllm", "torch"},
+    "drafting": {"vllm"},
+    "verification": {"vllm"},
+    "kernels": {"vllm"},
+    "metrics": {"vllm", "torch"},
+    "lab": {"vllm"},
+    "tuning": {"vllm"},
+    "cli": {"vllm", "torch"},
+}
+
+ADAPTERS = {"proposer_v1": "speculator_v2", "speculator_v2": "proposer_v1"}
+"""The adapters of the two runners never import each other."""
+
+
+def part_of(module: str) -> str:
+    """``vllm_mtp.control.fixed`` -> ``control``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def layer_of(part: str) -> int:
+    return next(i for i, parts in enumerate(LAYERS) if part in parts)
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Every module a file imports, those only for type checkers left out."""
+    for node in _without_type_checking(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer"
+            assert node.module is not None
+            if node.module.split(".")[0] == "vllm_mtp":
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def _without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        guard = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not guard:
+            yield node
+            yield from _without_type_checking(node)
+
+
+def violations(module: str, source: str) -> list[str]:
+    """What a file imports although it must not."""
+    part = part_of(module)
+    found = []
+    for name in imported_modules(ast.parse(source)):
+        root = name.split(".")[0]
+        if root in FORBIDDEN_THIRD_PARTY.get(part, set()):
+            found.append(f"{module} imports {name}")
+        if root != "vllm_mtp" or part_of(name) in ("", "__version__"):
+            continue
+        other = part_of(name)
+        if other != part and layer_of(other) >= layer_of(part):
+            found.append(f"{module} imports {name}, which is not below it")
+        adapter = ADAPTERS.get(module.split(".")[-1])
+        if adapter is not None and adapter in name.split("."):
+            found.append(f"{module} imports {name}, the other runner's adapter")
+    return found
+
+
+def package_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    return ".".join(relative.parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", package_files(), ids=module_name)
+def test_imports_point_downwards(path: Path) -> None:
+    assert violations(module_name(path), path.read_text()) == []
+
+
+def test_every_part_of_the_package_has_a_layer() -> None:
+    parts = {part_of(module_name(path)) for path in package_files()} - {""}
+    assert parts <= set().union(*LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("vllm_mtp.control.x", "import torch"),
+        ("vllm_mtp.control.x", "def f():\n    from vllm.config import VllmConfig"),
+        ("vllm_mtp.control.x", "from vllm_mtp.integration import compat"),
+        ("vllm_mtp.control.x", "from vllm_mtp import kernels"),
+        ("vllm_mtp.records", "from vllm_mtp.config import METHOD"),
+        ("vllm_mtp.lab.x", "from vllm_mtp.tuning import model"),
+        (
+            "vllm_mtp.integration.proposer_v1",
+            "from vllm_mtp.integration.speculator_v2 import MTPPlusSpeculator",
+        ),
+        ("vllm_mtp.cli.x", "import vllm.config"),
+    ],
+)
+def test_the_rule_sees_a_forbidden_import(module: str, source: str) -> None:
+    assert violations(module, source)
+
+
+def test_the_entry_module_imports_nothing_outside_the_standard_library() -> None:
+    """vLLM only logs an exception while importing it; the plugin would be missing."""
+    tree = ast.parse((PACKAGE / "integration" / "plugin.py").read_text())
+    names = {
+        name.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in imported_modules(ast.Module(body=[node], type_ignores=[]))
+    }
+    assert names <= set(sys.stdlib_module_names)
