@@ -1,0 +1,1 @@
+"""Making of MTP models: corpus, training, expansion. Never imports vLLM."""
