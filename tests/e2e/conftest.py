@@ -30,9 +30,7 @@ class Reference(NamedTuple):
     """Completions of the first 8 prompts, 48 tokens, with their top 5 logprobs."""
 
 
-def complete(
-    llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any
-) -> list[Any]:
+def complete(llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Any]:
     """vLLM's completion of each prompt; greedy unless told otherwise."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt

@@ -149,9 +149,7 @@ def test_arrivals_and_aborts_do_not_change_the_others(
             request_id = waiting.pop(0)
             core.add_request(
                 request_id,
-                TokensPrompt(
-                    prompt_token_ids=list(reference.prompts[int(request_id)])
-                ),
+                TokensPrompt(prompt_token_ids=list(reference.prompts[int(request_id)])),
                 SamplingParams(
                     temperature=0,
                     max_tokens=lengths[request_id],
@@ -212,6 +210,4 @@ def test_logprobs_equal_those_without_speculation(
         for our_step, their_step in zip(ours.logprobs, theirs.logprobs, strict=True):
             assert set(our_step) == set(their_step)
             for token, value in their_step.items():
-                assert our_step[token].logprob == pytest.approx(
-                    value.logprob, abs=1e-4
-                )
+                assert our_step[token].logprob == pytest.approx(value.logprob, abs=1e-4)

@@ -31,7 +31,9 @@ def sample(
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    prompt = TokensPrompt(prompt_token_ids=list(heldout_prompts(8, max_tokens=24)[PROMPT]))
+    prompt = TokensPrompt(
+        prompt_token_ids=list(heldout_prompts(8, max_tokens=24)[PROMPT])
+    )
     params = [
         SamplingParams(
             max_tokens=NUM_TOKENS, seed=first_seed + i, ignore_eos=True, **sampling

@@ -9,9 +9,7 @@ MIN_EXPECTED_COUNT = 8
 """Cells expected less often are pooled: below about 5 the statistic is no chi-square."""
 
 
-def homogeneity_p_value(
-    first: Iterable[Hashable], second: Iterable[Hashable]
-) -> float:
+def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -> float:
     """Probability of a difference this large if both samples share a distribution.
 
     Args:

@@ -94,7 +94,7 @@ def _wrap_create_speculative_config(
     return create_speculative_config
 
 
-def _wrap_add_cli_args(original: staticmethod) -> staticmethod:  # type: ignore[type-arg]
+def _wrap_add_cli_args(original: staticmethod) -> staticmethod:
     @functools.wraps(original.__func__)
     def add_cli_args(parser: Any) -> Any:
         parser = original.__func__(parser)

@@ -83,8 +83,8 @@ class RewindableGenerator(torch.Generator):
     def get_offset(self) -> int:
         return 0
 
-    def set_offset(self, offset: int) -> None:
-        self.set_state(self._marked_state)
+    def set_offset(self, offset: int) -> torch.Generator:
+        return self.set_state(self._marked_state)
 
 
 def make_generators_rewindable(runner: Any) -> None:

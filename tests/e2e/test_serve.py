@@ -1,0 +1,174 @@
+"""The main job: ``vllm serve`` with ``mtp_plus`` answers an OpenAI client, losslessly.
+
+Real processes (API server, engine core, worker), real HTTP, the real client.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.conftest import Reference
+from tests.support.engines import ENGINE_ARGUMENTS
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from vllm_mtp.lab.demo_servers import Server, ServerGroup, free_ports, http_get
+
+REAL_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+MODEL = "bundled"
+
+
+@pytest.fixture(scope="module")
+def server(
+    reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """``vllm serve --spec-method mtp_plus``, up until the module is done."""
+    (port,) = free_ports(1)
+    command = [
+        str(Path(sys.executable).with_name("vllm")),
+        "serve",
+        str(BUNDLED_CHECKPOINT),
+        *("--served-model-name", MODEL),
+        *("--port", str(port), "--host", "127.0.0.1"),
+        *("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8"),
+        *("--kv-cache-memory-bytes", str(64 * 2**20), "--enforce-eager"),
+        *("--spec-method", "mtp_plus"),
+    ]
+    log = tmp_path_factory.mktemp("serve") / "server.log"
+    server = Server("mtp_plus", command, port, log)
+    with ServerGroup([server], os.environ | REAL_PROCESSES) as group:
+        group.wait_ready(timeout_s=300, report=lambda line: None)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def texts(reference: Reference) -> list[str]:
+    """What the target alone says to the first prompts, as text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(BUNDLED_CHECKPOINT / "tokenizer.json"))
+    return [tokenizer.decode(c[:48]) for c in reference.continuations[:8]]
+
+
+def test_completions_are_the_targets(
+    client: OpenAI, reference: Reference, texts: list[str]
+) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=[list(prompt) for prompt in reference.prompts[:8]],
+        max_tokens=48,
+        temperature=0,
+        extra_body={"ignore_eos": True},
+    )
+    assert [choice.text for choice in answer.choices] == texts
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 8 * 48
+
+
+def test_streamed_chunks_add_up_to_the_targets_text(
+    client: OpenAI, reference: Reference, texts: list[str]
+) -> None:
+    chunks = list(
+        client.completions.create(
+            model=MODEL,
+            prompt=list(reference.prompts[0]),
+            max_tokens=48,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+    )
+    assert len(chunks) > 2
+    assert "".join(chunk.choices[0].text for chunk in chunks) == texts[0]
+
+
+def test_chat_streams_what_it_answers_at_once(client: OpenAI) -> None:
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "def fibonacci(n):"}],
+        "max_tokens": 32,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**request).choices[0].message.content
+    stream = client.chat.completions.create(**request, stream=True)
+    parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert whole
+    assert "".join(parts) == whole
+
+
+def test_sampling_with_a_seed_is_answered_alike_twice(
+    client: OpenAI, reference: Reference
+) -> None:
+    answers = {
+        client.completions.create(
+            model=MODEL,
+            prompt=list(reference.prompts[1]),
+            max_tokens=24,
+            temperature=0.8,
+            top_p=0.9,
+            seed=11,
+        )
+        .choices[0]
+        .text
+        for _ in range(2)
+    }
+    assert len(answers) == 1
+
+
+def test_the_server_reports_its_acceptance(server: Server, client: OpenAI) -> None:
+    families = text_string_to_metric_families(http_get(f"{server.url}/metrics"))
+    totals = {
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("vllm:spec_decode")
+        and "position" not in sample.labels
+    }
+    drafted = totals["vllm:spec_decode_num_draft_tokens_total"]
+    accepted = totals["vllm:spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted < drafted
+
+
+def test_async_llm_gives_the_targets_tokens(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.inputs import TokensPrompt
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    for name, value in REAL_PROCESSES.items():
+        monkeypatch.setenv(name, value)
+
+    async def generate(llm: AsyncLLM, index: int) -> list[int]:
+        prompt = TokensPrompt(prompt_token_ids=list(reference.prompts[index]))
+        params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+        async for output in llm.generate(prompt, params, request_id=str(index)):
+            last = output
+        return list(last.outputs[0].token_ids)
+
+    async def run() -> list[list[int]]:
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(BUNDLED_CHECKPOINT),
+                speculative_config={"method": "mtp_plus"},
+                **ENGINE_ARGUMENTS,
+            )
+        )
+        try:
+            return list(await asyncio.gather(*(generate(llm, i) for i in range(4))))
+        finally:
+            llm.shutdown()
+
+    wanted = [tokens[:32] for tokens in reference.continuations[:4]]
+    assert asyncio.run(run()) == wanted

@@ -1,0 +1,180 @@
+"""Every mistake gets one sentence that names the field and what is allowed.
+
+Through ``EngineArgs``, which is what the server, ``LLM`` and ``AsyncLLM`` all build:
+the engine config is refused before a weight is loaded. Two of them also through the
+real command line, for the exit code and the absence of a traceback.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.engine.arg_utils import EngineArgs
+
+from tests.support.random_checkpoints import write_checkpoint
+from vllm_mtp.config import ConfigError
+from vllm_mtp.integration import compat, engine_args
+from vllm_mtp.integration.compat import CompatibilityError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def seam() -> None:
+    engine_args.install()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def mimo(folder: Path) -> Path:
+    return write_checkpoint(folder / "mimo", "mimo")
+
+
+def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
+    """The sentence with which an engine config is refused."""
+    spec = {"method": "mtp_plus"} | spec if spec is not None else None
+    with pytest.raises((ConfigError, CompatibilityError)) as caught:
+        EngineArgs(
+            model=str(model), speculative_config=spec, max_model_len=64, **arguments
+        ).create_engine_config()
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"draft_len": 3}, ["draft_len", "num_speculative_tokens", "quantization"]),
+        ({"num_speculative_tokens": 0}, ["num_speculative_tokens=0", "from 1 to 16"]),
+        ({"num_speculative_tokens": 17}, ["num_speculative_tokens=17", "1 to 16"]),
+        ({"num_speculative_tokens": "3"}, ["num_speculative_tokens='3'", "integer"]),
+        ({"controller": ["fixed"]}, ["controller", "'fixed' or 'random'"]),
+        (
+            {"rejection_sample_method": "synthetic"},
+            ["rejection_sample_method='synthetic'", "'standard' or 'block'"],
+        ),
+        (
+            {"num_speculative_tokens_per_batch_size": [[1, 8, 3]]},
+            ["num_speculative_tokens_per_batch_size", "chooses the draft length"],
+        ),
+        ({"parallel_drafting": True}, ["parallel_drafting", "another speculative"]),
+        (
+            {"rejection_sample_method": "block"},
+            ["rejection_sample_method='block'", "Model Runner V2", "V1"],
+        ),
+    ],
+)
+def test_options(mimo: Path, spec: dict[str, Any], words: list[str]) -> None:
+    sentence = refusal(mimo, spec)
+    assert "speculative_config." in sentence
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        ({"scheduler_cls": "my.Scheduler"}, "--scheduler-cls='my.Scheduler'"),
+        ({"worker_cls": "my.Worker"}, "--worker-cls='my.Worker'"),
+    ],
+)
+def test_classes_of_the_user(mimo: Path, argument: dict[str, str], option: str) -> None:
+    sentence = refusal(mimo, {}, **argument)
+    assert option in sentence
+    assert "remove --" in sentence
+
+
+def test_two_methods_at_once(mimo: Path) -> None:
+    with pytest.raises(ConfigError, match="contradicts speculative_config.method"):
+        EngineArgs(
+            model=str(mimo),
+            spec_method="mtp_plus",
+            speculative_config={"method": "ngram"},
+        ).create_engine_config()
+
+
+def test_two_draft_lengths_at_once(mimo: Path) -> None:
+    sentence = refusal(mimo, {"num_speculative_tokens": 3}, spec_tokens=4)
+    assert "--spec-tokens 4 contradicts" in sentence
+
+
+@pytest.mark.parametrize("family", ["mimo", "deepseek_v3", "glm4_moe", "ernie45_moe"])
+def test_a_model_without_mtp_layers(family: str, folder: Path) -> None:
+    model = write_checkpoint(folder / f"{family}-none", family, num_mtp_layers=0)
+    sentence = refusal(model, {})
+    assert "has no MTP layers" in sentence
+    assert "num_nextn_predict_layers" in sentence
+
+
+@pytest.mark.parametrize("family", ["mimo", "deepseek_v3", "glm4_moe", "ernie45_moe"])
+def test_promised_mtp_layers_whose_weights_are_missing(
+    family: str, folder: Path
+) -> None:
+    model = write_checkpoint(folder / f"{family}-lost", family, mtp_weights="missing")
+    sentence = refusal(model, {})
+    assert "promises 1 MTP layer" in sentence
+    assert "missing from its safetensors files" in sentence
+
+
+def test_a_model_of_another_kind(folder: Path) -> None:
+    model = write_checkpoint(folder / "llama", "mimo", num_mtp_layers=0)
+    config = (model / "config.json").read_text()
+    config = config.replace("MiMoForCausalLM", "Qwen2ForCausalLM")
+    (model / "config.json").write_text(config)
+    assert "Qwen2ForCausalLM" in refusal(model, {})
+
+
+@pytest.mark.parametrize(
+    ("version", "word"), [("0.31.2", "too old"), ("0.34.0", "too new")]
+)
+def test_a_vllm_outside_the_tried_range(
+    version: str, word: str, mimo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "version", lambda name: version)
+    sentence = refusal(mimo, {})
+    assert f"vllm {version} is {word}" in sentence
+    assert "0.32" in sentence
+    assert "0.34" in sentence
+
+
+def test_the_engine_args_can_be_asked_twice(mimo: Path) -> None:
+    args = EngineArgs(
+        model=str(mimo), spec_method="mtp_plus", max_model_len=64, spec_tokens=2
+    )
+    before = dict(vars(args))
+    first, second = args.create_engine_config(), args.create_engine_config()
+    for config in (first, second):
+        assert config.speculative_config.method == "mtp"
+        assert config.speculative_config.num_speculative_tokens == 2
+        assert "MTPPlus" in config.parallel_config.worker_cls
+    for name in ("speculative_config", "additional_config", "spec_method"):
+        assert vars(args)[name] == before[name]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--speculative-config", '{"method":"mtp_plus","num_speculative_tokens":17}'],
+        ["--spec-method", "mtp_plus", "--worker-cls", "my.Worker"],
+    ],
+    ids=["option", "class"],
+)
+def test_the_command_line_says_one_sentence_and_exits_with_2(
+    arguments: list[str], mimo: Path
+) -> None:
+    vllm = Path(sys.executable).with_name("vllm")
+    done = subprocess.run(
+        [vllm, "serve", str(mimo), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("vllm: error: ")

@@ -1,0 +1,138 @@
+"""Small random checkpoints of model families with MTP layers.
+
+A checkpoint has 1 to 4 MB of float32 weights drawn from a fixed seed and a tokenizer
+that knows the word ``t7`` for token 7.
+
+The trick that makes drafts agree with the target now and then: row ``t + 1`` of the
+head is the embedding of token ``t``, and MTP layers let the embedding of their input
+token through. So whatever reads the current token's embedding off the hidden state,
+target or MTP layer, tends to predict "the current token plus one". Attention and MLPs
+write random numbers of about that size over it, other ones in the target than in the
+MTP layer, so that both leave the sequence now and then and not together: 50 to 70 % of
+the drafts are accepted, and which ones depends on the context through the KV cache.
+"""
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from tests.support.families import FAMILIES
+from tests.support.families.family import (
+    HIDDEN_SIZE,
+    MAX_POSITION,
+    NUM_HIDDEN_LAYERS,
+    VOCAB_SIZE,
+    Family,
+)
+from tests.support.families.weights import WeightDrawer
+
+MTPWeights = Literal["agreeing", "shuffled", "missing"]
+"""What the weights of the MTP layers are worth:
+
+- ``agreeing``: drafts are accepted now and then (see above);
+- ``shuffled``: as if lost in quantization, the same numbers in random places, so that
+  next to nothing is accepted;
+- ``missing``: promised in ``config.json`` but not in the weights.
+"""
+
+
+def write_checkpoint(
+    folder: Path,
+    family_name: str,
+    *,
+    num_mtp_layers: int = 1,
+    mtp_weights: MTPWeights = "agreeing",
+    seed: int = 0,
+) -> Path:
+    """Write a complete checkpoint.
+
+    Args:
+        folder: created if it does not exist.
+        family_name: a key of ``FAMILIES``.
+        num_mtp_layers: 0 gives a checkpoint without MTP layers, in config and weights.
+        mtp_weights: health of the MTP layers' weights.
+        seed: of the weights; the target's do not depend on the other arguments.
+
+    Returns:
+        ``folder``.
+
+    Raises:
+        ValueError: more MTP layers than vLLM can load for this family.
+    """
+    family = FAMILIES[family_name]
+    if not 0 <= num_mtp_layers <= family.max_mtp_layers:
+        raise ValueError(
+            f"num_mtp_layers={num_mtp_layers}: {family_name} allows 0 to "
+            f"{family.max_mtp_layers}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", family.config_json(num_mtp_layers))
+    weights = _draw_weights(family, num_mtp_layers, seed)
+    mtp_names = [name for name in weights if family.is_mtp_weight(name)]
+    if mtp_weights == "missing":
+        weights = {name: weights[name] for name in weights.keys() - set(mtp_names)}
+    elif mtp_weights == "shuffled":
+        _shuffle(weights, mtp_names, seed)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(folder)
+    return folder
+
+
+def random_prompts(num_prompts: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of 3 to 20 tokens, of random ids that every checkpoint knows."""
+    numbers = random.Random(seed)
+    return [
+        [numbers.randrange(VOCAB_SIZE) for _ in range(numbers.randint(3, 20))]
+        for _ in range(num_prompts)
+    ]
+
+
+def _draw_weights(
+    family: Family, num_mtp_layers: int, seed: int
+) -> dict[str, torch.Tensor]:
+    weights = WeightDrawer(seed)
+    embedding = weights.embedding("model.embed_tokens.weight", VOCAB_SIZE, HIDDEN_SIZE)
+    weights.tensors["lm_head.weight"] = embedding.roll(1, dims=0).contiguous()
+    weights.vector("model.norm.weight", HIDDEN_SIZE, mean=1.0)
+    for index in range(NUM_HIDDEN_LAYERS):
+        family.draw_trunk_layer(weights, index)
+    for index in range(num_mtp_layers):
+        family.draw_mtp_layer(weights, index)
+    return weights.tensors
+
+
+def _shuffle(weights: dict[str, torch.Tensor], names: Iterable[str], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name in names:
+        flat = weights[name].flatten()
+        order = torch.randperm(flat.numel(), generator=generator)
+        weights[name] = flat[order].view_as(weights[name])
+
+
+def _write_tokenizer(folder: Path) -> None:
+    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": MAX_POSITION,
+            "eos_token": "t0",
+            "pad_token": "t0",
+            "unk_token": "t0",
+        },
+    )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
