@@ -90,7 +90,7 @@ def test_classes_of_the_user(mimo: Path, argument: dict[str, str], option: str) 
 
 
 def test_two_methods_at_once(mimo: Path) -> None:
-    with pytest.raises(ConfigError, match="contradicts speculative_config.method"):
+    with pytest.raises(ConfigError, match=r"contradicts speculative_config\.method"):
         EngineArgs(
             model=str(mimo),
             spec_method="mtp_plus",

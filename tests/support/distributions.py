@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 from scipy.stats import chi2_contingency
 
 MIN_EXPECTED_COUNT = 8
-"""Cells expected less often are pooled: below about 5 the statistic is no chi-square."""
+"""Rarer cells are pooled: below about 5 the statistic is no chi-square."""
 
 
 def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -> float:

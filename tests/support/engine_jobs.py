@@ -25,7 +25,7 @@ class Jobs:
     prompts: list[list[int]]
     max_tokens: int
     engines: list[dict[str, Any]]
-    """Arguments of ``vllm.LLM``. ``async_scheduling`` is honoured on the CPU as well."""
+    """Arguments of ``vllm.LLM``; ``async_scheduling`` is honoured on the CPU, too."""
     v2: bool = False
     """Model Runner V2 under Triton's interpreter."""
     environment: dict[str, str] = field(default_factory=dict)

@@ -140,8 +140,7 @@ def draft_counts(llm: "LLM") -> DraftCounts:
     values = {
         metric.name: metric.value
         for metric in llm.get_metrics()
-        if metric.name.startswith("vllm:spec_decode_num_")
-        and hasattr(metric, "value")
+        if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
     }
     return DraftCounts(
         *(

@@ -22,7 +22,7 @@ def heldout_texts() -> tuple[str, ...]:
 
 @functools.cache
 def heldout_prompts(count: int, max_tokens: int = 128) -> tuple[tuple[int, ...], ...]:
-    """The first ``count`` prompts as token ids, of mixed length up to ``max_tokens``."""
+    """The first ``count`` prompts as token ids, mixed lengths up to ``max_tokens``."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(BUNDLED_CHECKPOINT / "tokenizer.json"))

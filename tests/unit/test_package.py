@@ -37,7 +37,5 @@ def test_the_supported_vllm_is_the_one_that_pip_installs() -> None:
     from vllm_mtp.integration.compat import SUPPORTED_VLLM
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = {
-        r.name: r.specifier for r in map(Requirement, project["dependencies"])
-    }
+    required = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
     assert {str(s) for s in required["vllm"]} == {str(s) for s in SUPPORTED_VLLM}

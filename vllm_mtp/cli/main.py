@@ -2,11 +2,13 @@
 
 import typer
 
-from vllm_mtp.cli import options
+from vllm_mtp.cli import demo, model, options
 
 app = typer.Typer(
     name="vllm-mtp",
     help="Lossless speculative decoding with a model's own MTP layers, for vLLM.",
     no_args_is_help=True,
 )
+app.command()(demo.demo)
 app.command()(options.options)
+app.add_typer(model.app)

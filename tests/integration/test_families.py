@@ -1,0 +1,148 @@
+"""Every family of models with MTP layers decodes the same with and without drafts.
+
+Greedy, float32, token by token, on random checkpoints whose drafts are sometimes
+accepted and sometimes rejected (``tests/support/random_checkpoints.py``).
+"""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.engines import (
+    DraftCounts,
+    draft_counts,
+    family_engine,
+    greedy,
+)
+from tests.support.families import FAMILIES
+from tests.support.random_checkpoints import random_prompts, write_checkpoint
+from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, ConfigError
+
+MAX_TOKENS = 28
+NO_SPECULATION = "none"
+
+SPECULATIONS: dict[str, dict[str, Any] | None] = {
+    NO_SPECULATION: None,
+    "default": {"method": "mtp_plus"},
+    "random_k": {
+        "method": "mtp_plus",
+        "num_speculative_tokens": 5,
+        "controller": "random",
+    },
+}
+
+
+class Run(NamedTuple):
+    """What an engine wrote and how its drafts fared."""
+
+    outputs: list[list[int]]
+    counts: DraftCounts
+
+
+Runner = Callable[[str, str], Run]
+
+
+SHARED_PREFIX = list(range(100, 180))
+"""Fills two blocks of the KV cache, so the last prompt finds them there."""
+
+PROMPTS = [[*SHARED_PREFIX, 1], *random_prompts(8), [*SHARED_PREFIX, 2]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """Decodes ``PROMPTS`` with a family and a speculation, once for all tests."""
+
+    @cache
+    def checkpoint(family: str) -> Path:
+        return write_checkpoint(tmp_path_factory.mktemp(family), family)
+
+    @cache
+    def decode(family: str, speculation: str) -> Run:
+        options = SPECULATIONS[speculation]
+        with family_engine(checkpoint(family), family, options) as llm:
+            return Run(greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm))
+
+    return decode
+
+
+families = pytest.mark.parametrize("family", FAMILIES)
+speculations = pytest.mark.parametrize("speculation", ["default", "random_k"])
+
+
+@families
+def test_random_checkpoint_answers_differ_between_prompts_and_vary(
+    family: str, run: Runner
+) -> None:
+    outputs = run(family, NO_SPECULATION).outputs
+    assert len({tuple(output) for output in outputs}) == len(PROMPTS)
+    assert all(len(set(output)) >= 8 for output in outputs)
+    # Not only "the current token plus one", which any broken KV cache would write.
+    steps = [b - a for output in outputs for a, b in pairwise(output)]
+    assert steps.count(1) < 0.9 * len(steps)
+
+
+@families
+@speculations
+def test_greedy_output_equals_no_speculation(
+    family: str, speculation: str, run: Runner
+) -> None:
+    expected = run(family, NO_SPECULATION).outputs
+    assert [len(output) for output in expected] == [MAX_TOKENS] * len(PROMPTS)
+    assert run(family, speculation).outputs == expected
+
+
+@families
+@speculations
+def test_some_drafts_are_accepted_and_some_rejected(
+    family: str, speculation: str, run: Runner
+) -> None:
+    counts = run(family, speculation).counts
+    assert counts.num_drafts >= len(PROMPTS)
+    assert 0.2 <= counts.acceptance_rate <= 0.95, counts
+
+
+@families
+def test_default_draft_length_is_three(family: str, run: Runner) -> None:
+    counts = run(family, "default").counts
+    assert counts.num_draft_tokens == DEFAULT_DRAFT_LENGTH * counts.num_drafts
+
+
+@families
+def test_random_controller_varies_the_draft_length(family: str, run: Runner) -> None:
+    counts = run(family, "random_k").counts
+    assert counts.num_drafts < counts.num_draft_tokens < 4 * counts.num_drafts
+
+
+def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
+    run: Runner, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
+    with family_engine(model, "mimo", SPECULATIONS["default"]) as llm:
+        outputs, counts = greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm)
+    assert counts.num_drafts > 0
+    assert counts.acceptance_rate < 0.05, counts
+    assert outputs == run("mimo", NO_SPECULATION).outputs
+
+
+@families
+def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, family, mtp_weights="missing")
+    with (
+        pytest.raises(ConfigError, match=r"weights of MTP layer 0 .* are missing"),
+        family_engine(model, family, SPECULATIONS["default"]),
+    ):
+        pass
+
+
+@families
+def test_model_without_mtp_layers_is_refused(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, family, num_mtp_layers=0)
+    with (
+        pytest.raises(ConfigError, match="has no MTP layers"),
+        family_engine(model, family, SPECULATIONS["default"]),
+    ):
+        pass

@@ -1,0 +1,113 @@
+"""What the demo accepts, and the servers it would start."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.lab.demo_plan import (
+    BUILT_IN_PROMPTS,
+    DemoOptions,
+    Prompt,
+    max_model_len_tokens,
+    read_prompts,
+    resolve_model,
+    serve_command,
+    serve_environ,
+)
+
+
+def write_checkpoint(folder: Path, **config: int) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (("none", "eagle"), "methods: unknown 'eagle'"),
+        (("mtp", "mtp_plus"), "must name 'none'"),
+        (("none", "mtp", "mtp"), "each method once"),
+    ],
+)
+def test_a_wrong_list_of_methods_is_refused_by_name(
+    methods: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DemoOptions(methods=methods)
+
+
+def test_a_missing_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model: .*/nowhere.* is neither a folder"):
+        resolve_model(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model: .* holds no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_hub_name_is_left_to_vllm() -> None:
+    assert resolve_model("XiaomiMiMo/MiMo-7B-RL") == "XiaomiMiMo/MiMo-7B-RL"
+
+
+def test_prompts_come_from_the_checkpoint_in_their_order(tmp_path: Path) -> None:
+    records = [{"id": i, "file": f"{i}.py", "text": f"text {i}"} for i in range(5)]
+    lines = "\n".join(json.dumps(record) for record in records)
+    (tmp_path / "heldout_prompts.jsonl").write_text(lines)
+    assert read_prompts(str(tmp_path), 2) == [
+        Prompt("0.py", "text 0"),
+        Prompt("1.py", "text 1"),
+    ]
+
+
+def test_a_checkpoint_without_prompts_gets_the_built_in_ones(tmp_path: Path) -> None:
+    assert read_prompts(str(tmp_path), 3) == list(BUILT_IN_PROMPTS[:3])
+
+
+@pytest.mark.parametrize("line", ["not json", "[]", '{"id": 1}', '{"text": ""}'])
+def test_a_broken_line_of_prompts_is_named(tmp_path: Path, line: str) -> None:
+    good = '{"text": "x"}\n'
+    (tmp_path / "heldout_prompts.jsonl").write_text(f"{good}{line}\n")
+    with pytest.raises(ConfigError, match=r"heldout_prompts\.jsonl:2"):
+        read_prompts(str(tmp_path), 6)
+
+
+def test_the_context_is_never_longer_than_the_models_own(tmp_path: Path) -> None:
+    short = write_checkpoint(tmp_path, max_position_embeddings=300)
+    assert max_model_len_tokens(short) == 300
+    long = write_checkpoint(tmp_path, max_position_embeddings=100_000)
+    assert max_model_len_tokens(long) == 1024
+
+
+def test_only_the_speculative_config_differs_between_the_servers(
+    tmp_path: Path,
+) -> None:
+    model = write_checkpoint(tmp_path)
+    options = DemoOptions(baseline_draft_tokens=4)
+    none, mtp, plus = (
+        serve_command(model, method, 8000, options, on_gpu=False)
+        for method in ("none", "mtp", "mtp_plus")
+    )
+    assert mtp[:-2] == plus[:-2] == none
+    assert json.loads(mtp[-1]) == {"method": "mtp", "num_speculative_tokens": 4}
+    assert json.loads(plus[-1]) == {"method": "mtp_plus"}
+    assert option(none, "--dtype") == "float32"
+
+
+def test_servers_on_one_gpu_share_its_memory(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path)
+    command = serve_command(model, "none", 8000, DemoOptions(), on_gpu=True)
+    assert 3 * float(option(command, "--gpu-memory-utilization")) <= 0.9
+    assert "--enforce-eager" not in command
+
+
+def test_the_hub_is_asked_only_for_models_that_are_not_here() -> None:
+    assert serve_environ({}, local_model=True)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in serve_environ({}, local_model=False)
+    assert serve_environ({"PATH": "/bin"}, local_model=True)["PATH"] == "/bin"

@@ -1,0 +1,1 @@
+"""Measurements on real servers; every result says how it was made."""
