@@ -121,6 +121,17 @@ def test_promised_mtp_layers_whose_weights_are_missing(
     assert "missing from its safetensors files" in sentence
 
 
+def test_dummy_weights_need_no_checkpoint(folder: Path) -> None:
+    model = write_checkpoint(folder / "dummy", "mimo", mtp_weights="missing")
+    config = EngineArgs(
+        model=str(model),
+        load_format="dummy",
+        max_model_len=64,
+        speculative_config={"method": "mtp_plus"},
+    ).create_engine_config()
+    assert "MTPPlus" in config.parallel_config.worker_cls
+
+
 def test_a_model_of_another_kind(folder: Path) -> None:
     model = write_checkpoint(folder / "llama", "mimo", num_mtp_layers=0)
     config = (model / "config.json").read_text()

@@ -14,22 +14,26 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from vllm_mtp.config import METHOD, ConfigError
 
-_LAYER_INDEX_FAMILIES = {
-    "deepseek_mtp",
-    "glm4_moe_mtp",
-    "glm4_moe_lite_mtp",
-    "pangu_ultra_moe_mtp",
-    "exaone_moe_mtp",
-}
-"""Families whose MTP layers are numbered after the last decoder layer."""
+_NUMBERED_AFTER_THE_TRUNK = r"model\.layers\.{after_trunk}\."
 
-_NAME_PATTERNS = {
-    "mimo_mtp": r"model\.mtp_layers\.{index}\.",
-    "ernie_mtp": r"model\.mtp_block\.{index}\.",
-    "qwen3_next_mtp": r"mtp\.",
-    "qwen3_5_mtp": r"mtp\.",
+_WEIGHT_PATTERNS = {
+    "MiMoMTPModel": r"model\.mtp_layers\.{index}\.",
+    "ErnieMTPModel": r"model\.mtp_block\.{index}\.",
+    "DeepSeekMTPModel": _NUMBERED_AFTER_THE_TRUNK,
+    "DeepseekV32MTPModel": _NUMBERED_AFTER_THE_TRUNK,
+    "Glm4MoeMTPModel": _NUMBERED_AFTER_THE_TRUNK,
+    "Glm4MoeLiteMTPModel": _NUMBERED_AFTER_THE_TRUNK,
+    "OpenPanguMTPModel": _NUMBERED_AFTER_THE_TRUNK,
+    "Qwen3NextMTP": r"mtp\.",
+    "Qwen3_5MTP": r"mtp\.",
+    "Qwen3_5MoeMTP": r"mtp\.",
+    "ExaoneMoeMTP": r"mtp\.",
 }
-"""Names of the MTP layers' weights in the checkpoints of the other families."""
+"""Names of an MTP layer's weights in the checkpoint, by vLLM's draft architecture, as
+the ``load_weights`` of its model file expects them."""
+
+_READABLE_LOAD_FORMATS = frozenset({"auto", "hf", "safetensors", "fastsafetensors"})
+"""Load formats that read the checkpoint's own names (``dummy`` needs no weights)."""
 
 
 def count_mtp_layers(model_config: Any) -> int:
@@ -53,18 +57,21 @@ def count_mtp_layers(model_config: Any) -> int:
     return num_layers
 
 
-def check_mtp_weights(model_config: Any) -> None:
+def check_mtp_weights(model_config: Any, load_format: str) -> None:
     """Refuse a checkpoint that lacks the weights of a promised MTP layer.
 
     Checkpoints of unknown families, in another format than safetensors, or without
     readable headers are left to vLLM's loader.
 
+    Args:
+        model_config: vLLM's ``ModelConfig`` of the target.
+        load_format: as in ``--load-format``.
+
     Raises:
         ConfigError: names the first missing layer and the weights looked for.
     """
-    draft_config = _draft_hf_config(model_config)
-    patterns = _weight_patterns(draft_config)
-    if not patterns:
+    patterns = _weight_patterns(_draft_hf_config(model_config))
+    if not patterns or load_format not in _READABLE_LOAD_FORMATS:
         return
     names = get_safetensors_params_metadata(
         model_config.model, revision=model_config.revision
@@ -87,15 +94,15 @@ def _draft_hf_config(model_config: Any) -> Any:
 
 
 def _weight_patterns(draft_config: Any) -> list[str]:
-    family = draft_config.model_type
-    num_layers = draft_config.n_predict
-    if family in _LAYER_INDEX_FAMILIES:
-        start = draft_config.num_hidden_layers
-        return [rf"model\.layers\.{start + i}\." for i in range(num_layers)]
-    if family in _NAME_PATTERNS:
-        pattern = _NAME_PATTERNS[family]
-        return [pattern.replace("{index}", str(i)) for i in range(num_layers)]
-    return []
+    """One pattern per MTP layer; none for a family whose names are not known."""
+    pattern = _WEIGHT_PATTERNS.get(draft_config.architectures[0])
+    if pattern is None:
+        return []
+    start = getattr(draft_config, "num_hidden_layers", 0)
+    return [
+        pattern.replace("{index}", str(i)).replace("{after_trunk}", str(start + i))
+        for i in range(draft_config.n_predict)
+    ]
 
 
 def _architecture(model_config: Any) -> str:

@@ -142,7 +142,7 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
     num_layers = checkpoint.count_mtp_layers(target_model_config)
     draft_length = resolve_draft_length(split.own, num_layers)
     if "model" not in split.passthrough:
-        checkpoint.check_mtp_weights(target_model_config)
+        checkpoint.check_mtp_weights(target_model_config, str(args.load_format))
     args.speculative_config = split.vllm_options(draft_length)
     args.spec_method = args.spec_model = args.spec_tokens = None
     args.additional_config = {
