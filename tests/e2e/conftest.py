@@ -25,9 +25,9 @@ class Reference(NamedTuple):
     continuations: list[list[int]]
     """Greedy, 96 tokens of each prompt."""
     stopped: list[Any]
-    """Completions of the first 16 prompts that end at a stop string."""
+    """Completions that end at a stop string."""
     with_logprobs: list[Any]
-    """Completions of the first 8 prompts, 48 tokens, with their top 5 logprobs."""
+    """Completions of the first 16 prompts, 48 tokens, with their top 5 logprobs."""
 
 
 def complete(llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Any]:
@@ -59,6 +59,6 @@ def reference() -> Reference:
         return Reference(
             prompts,
             greedy(llm, prompts, NUM_TOKENS),
-            complete_to_stop_string(llm, prompts[:16]),
-            complete_with_logprobs(llm, prompts[:8]),
+            complete_to_stop_string(llm, prompts),
+            complete_with_logprobs(llm, prompts[:16]),
         )

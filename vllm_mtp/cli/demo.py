@@ -21,7 +21,7 @@ def demo(
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 6,
     tokens: Annotated[
         int, typer.Option(min=2, max=512, help="Tokens generated for each prompt.")
-    ] = 96,
+    ] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Timed passes.")] = 3,
     draft_tokens: Annotated[
         int,

@@ -105,9 +105,7 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     # Model Runner V2 (speculator_v2.py)
-    Seam(
-        "v2", _V2 + "mtp.speculator.MTPSpeculator.__init__", ("vllm_config", "device")
-    ),
+    Seam("v2", _V2 + "mtp.speculator.MTPSpeculator", ("vllm_config", "device")),
     Seam("v2", _V2 + "multi_module_mtp.speculator.MultiModuleMTPSpeculator"),
     Seam("v2", _V2 + "gemma4.speculator.Gemma4Speculator"),
     Seam(

@@ -64,7 +64,7 @@ class DemoOptions:
     model: str | None = None
     methods: tuple[str, ...] = METHODS
     num_prompts: int = 6
-    max_tokens: int = 96
+    max_tokens: int = 64
     num_repeats: int = 3
     baseline_draft_tokens: int = DEFAULT_DRAFT_LENGTH
     dtype: str = "float32"
