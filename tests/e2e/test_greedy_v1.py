@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.conftest import (
     NUM_TOKENS,
     Reference,
+    complete_restricted,
     complete_to_stop_string,
     complete_with_logprobs,
 )
@@ -212,3 +213,11 @@ def test_logprobs_equal_those_without_speculation(
             assert set(our_step) == set(their_step)
             for token, value in their_step.items():
                 assert our_step[token].logprob == pytest.approx(value.logprob, abs=1e-4)
+
+
+def test_penalties_word_lists_and_grammars_give_the_targets_tokens(
+    reference: Reference, random_k_engine: Any
+) -> None:
+    outputs = complete_restricted(random_k_engine, reference.prompts)
+    assert outputs == reference.restricted
+    assert len({tuple(tokens) for tokens in outputs}) > len(outputs) // 2

@@ -297,10 +297,16 @@ def test_a_python_that_is_only_a_stub_is_passed_over(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "python3.12"))
 
 
-def test_no_python_at_all_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [([], "/no/where"), (["/no/such/python"], os.environ["PATH"])],
+)
+def test_no_python_is_one_sentence_also_when_the_user_named_it(
+    arguments: list[str], path: str
+) -> None:
     done = subprocess.run(
-        ["/bin/sh", SCRIPTS / "find_python"],
-        env={"PATH": str(tmp_path)},
+        ["/bin/sh", SCRIPTS / "find_python", *arguments],
+        env={"PATH": path},
         capture_output=True,
         text=True,
     )

@@ -1,11 +1,17 @@
 """`vllm-mtp demo`: see lab/demo.py."""
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
+
+if TYPE_CHECKING:
+    from vllm_mtp.lab.demo_plan import DemoOptions
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -13,7 +19,9 @@ INTERRUPTED_EXIT_CODE = 130
 def demo(
     model: Annotated[
         str | None,
-        typer.Option(help="Folder with a checkpoint, or a hub name.  [bundled model]"),
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
     ] = None,
     methods: Annotated[
         str, typer.Option(help="Comma-separated; `none` must be among them.")
@@ -32,44 +40,69 @@ def demo(
         ),
     ] = DEFAULT_DRAFT_LENGTH,
     dtype: Annotated[
-        str, typer.Option(help="Of the servers; texts can only agree in float32.")
+        str,
+        typer.Option(help="Of the servers. Only in float32 texts are sure to agree."),
     ] = "float32",
     start_timeout_s: Annotated[
         float, typer.Option(min=1, help="How long the servers may take to start.")
     ] = 600.0,
+    serve_args: Annotated[
+        str,
+        typer.Option(help="More for every `vllm serve`: '--trust-remote-code'."),
+    ] = "",
     json: Annotated[
         Path | None, typer.Option(help="Also write the result to this file.")
     ] = None,
 ) -> None:
     """Show mtp_plus, vLLM's own mtp and no speculation side by side."""
     # Here, so that other subcommands do not wait for the clients to be imported.
-    from rich.console import Console
-
-    from vllm_mtp.lab.demo import run_demo
     from vllm_mtp.lab.demo_plan import DemoOptions
-    from vllm_mtp.lab.demo_servers import ServerError
 
-    errors = Console(stderr=True)
-    try:
+    with _errors_to_exit_codes():
         options = DemoOptions(
             model=model,
-            methods=tuple(methods.split(",")),
+            methods=tuple(name.strip() for name in methods.split(",")),
             num_prompts=prompts,
             max_tokens=tokens,
             num_repeats=repeats,
             baseline_draft_tokens=draft_tokens,
             dtype=dtype,
             start_timeout_s=start_timeout_s,
+            serve_args=_split(serve_args),
         )
-        result = run_demo(options, json, Console())
+        _run(options, json)
+
+
+def _split(serve_args: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(serve_args))
+    except ValueError as error:
+        raise ConfigError(f"serve-args: {serve_args!r}: {error}") from None
+
+
+def _run(options: "DemoOptions", json: Path | None) -> None:
+    from rich.console import Console
+
+    from vllm_mtp.lab.demo import is_exact, run_demo
+
+    result = run_demo(options, json, Console())
+    if result.differences and is_exact(options):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _errors_to_exit_codes() -> Iterator[None]:
+    """A sentence instead of a traceback for what is not a bug."""
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    try:
+        yield
     except ConfigError as error:
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     except ServerError as error:
-        errors.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        errors.print("interrupted; the servers are stopped")
+        typer.echo("interrupted; the servers are stopped", err=True)
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
-    if result.differences:
-        raise typer.Exit(1)

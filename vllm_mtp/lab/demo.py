@@ -32,7 +32,7 @@ from vllm_mtp.lab.demo_measure import (
 from vllm_mtp.lab.demo_plan import (
     DemoOptions,
     Prompt,
-    max_model_len_tokens,
+    max_prompt_tokens,
     read_prompts,
     resolve_model,
     serve_command,
@@ -54,6 +54,7 @@ from vllm_mtp.lab.demo_table import (
     print_verdict,
 )
 
+EXACT_DTYPE = "float32"
 CHAT_QUESTION = "Write a Python function that returns the sum of a list."
 
 
@@ -70,6 +71,11 @@ class DemoResult:
     measurements: dict[str, Measurement]
     differences: list[Difference]
     num_compared: int
+
+
+def is_exact(options: DemoOptions) -> bool:
+    """Whether the texts must agree: in a shorter format rounding may change them."""
+    return options.dtype == EXACT_DTYPE
 
 
 def run_demo(
@@ -181,10 +187,11 @@ class _Session:
             )
             for method, port in zip(options.methods, ports, strict=True)
         }
-        self.environ = serve_environ(os.environ, Path(model).is_dir())
-        max_prompt_tokens = max_model_len_tokens(model) - options.max_tokens
+        is_local = Path(model).is_dir()
+        self.environ = serve_environ(os.environ, logs, is_local, on_gpu)
+        prompt_tokens = max_prompt_tokens(model, options)
         self.clients = {
-            method: DemoClient(server.url, options.max_tokens, max_prompt_tokens)
+            method: DemoClient(server.url, options.max_tokens, prompt_tokens)
             for method, server in self.servers.items()
         }
 
@@ -209,7 +216,7 @@ class _Session:
             warm_up = self._pass(0, "first pass (not timed)")
             self._show_texts()
             result = self._measure(warm_up)
-        except APIError as error:
+        except (APIError, OSError) as error:
             for server in self.servers.values():
                 server.check_alive()
             raise ServerError(f"a request failed: {error}") from error
@@ -287,3 +294,5 @@ class _Session:
             style="dim",
         )
         print_verdict(self.console, result.differences, result.num_compared)
+        if result.differences and not is_exact(options):
+            self.console.print(f"(In {options.dtype} rounding alone can do that.)")

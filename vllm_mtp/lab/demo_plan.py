@@ -21,9 +21,9 @@ PROMPTS_FILE = "heldout_prompts.jsonl"
 
 SERVED_NAME = "demo"
 MAX_MODEL_LEN_TOKENS = 1024
-KV_CACHE_BYTES = 256 * 1024**2
-"""KV cache of one server on a CPU: one request at a time needs little, and without a
-figure each of the three servers would take most of the machine's memory."""
+KV_CACHE_BYTES = 1024**3
+"""KV cache of one server. One request at a time needs little; without a figure each of
+three servers would measure the memory while the others take it."""
 
 GPU_MEMORY_SHARE = 0.9
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -59,6 +59,7 @@ class DemoOptions:
         baseline_draft_tokens: K of vLLM's own `mtp`; `mtp_plus` chooses for itself.
         dtype: Weights and arithmetic of the servers.
         start_timeout_s: How long the servers may take to answer.
+        serve_args: Further arguments of every `vllm serve`.
     """
 
     model: str | None = None
@@ -69,6 +70,7 @@ class DemoOptions:
     baseline_draft_tokens: int = DEFAULT_DRAFT_LENGTH
     dtype: str = "float32"
     start_timeout_s: float = 600.0
+    serve_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the methods.
@@ -165,6 +167,21 @@ def max_model_len_tokens(model: str) -> int:
     return min(MAX_MODEL_LEN_TOKENS, own) if own else MAX_MODEL_LEN_TOKENS
 
 
+def max_prompt_tokens(model: str, options: DemoOptions) -> int:
+    """What the context of the servers leaves for a prompt.
+
+    Raises:
+        ConfigError: Nothing.
+    """
+    context = max_model_len_tokens(model)
+    if options.max_tokens >= context:
+        raise ConfigError(
+            f"tokens: {options.max_tokens} leaves no room for a prompt; expected less "
+            f"than the servers' context of {context} tokens"
+        )
+    return context - options.max_tokens
+
+
 def speculative_config(method: str, options: DemoOptions) -> dict[str, Any] | None:
     """Value of `--speculative-config`; None without speculation."""
     if method == NO_SPECULATION:
@@ -189,7 +206,7 @@ def serve_command(
         method: Of `METHODS`.
         port: On the loopback interface.
         options: What the user chose.
-        on_gpu: Share one GPU's memory instead of sizing the KV cache for a CPU.
+        on_gpu: Share one GPU's memory, and let vLLM compile and capture graphs.
 
     Returns:
         Program and arguments.
@@ -200,18 +217,21 @@ def serve_command(
     command += ["--max-model-len", str(max_model_len_tokens(model))]
     command += ["--no-enable-prefix-caching", "--max-num-seqs", "8"]
     command += ["--disable-uvicorn-access-log"]
+    command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     if on_gpu:
         share = GPU_MEMORY_SHARE / len(options.methods)
         command += ["--gpu-memory-utilization", f"{share:.3f}"]
     else:
-        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+        command += ["--enforce-eager"]
     config = speculative_config(method, options)
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
-    return command
+    return [*command, *options.serve_args]
 
 
-def serve_environ(environ: Mapping[str, str], local_model: bool) -> dict[str, str]:
+def serve_environ(
+    environ: Mapping[str, str], scratch: Path, local_model: bool, on_gpu: bool
+) -> dict[str, str]:
     """Variables of a server: quick to start, quiet, and nothing sent anywhere.
 
     `VLLM_ENABLE_V1_MULTIPROCESSING=0` keeps engine and worker in one process on a
@@ -220,12 +240,16 @@ def serve_environ(environ: Mapping[str, str], local_model: bool) -> dict[str, st
 
     Args:
         environ: Variables to start from.
+        scratch: Folder for temporary files: vLLM leaves sockets behind.
         local_model: The model is a folder, so the hub need not be asked.
+        on_gpu: The servers use a GPU.
 
     Returns:
         A new mapping.
     """
-    added = {"VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    added = {"VLLM_NO_USAGE_STATS": "1", "TMPDIR": str(scratch)}
+    if not on_gpu:
+        added["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if local_model:
         added |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return {**environ, **added}

@@ -14,6 +14,7 @@ from vllm_mtp.lab.demo_measure import Difference, Measurement, Spread
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 
 PLAIN_INTERVAL_S = 10.0
+REFRESH_PER_S = 4.0  # seldom: the servers need the processor
 PROMPT_TAIL_CHARS = 160
 MAX_DIFFERENCES_SHOWN = 3
 
@@ -31,7 +32,9 @@ class Progress:
         """Show what goes on."""
         if self._console.is_terminal:
             if self._status is None:
-                self._status = self._console.status("")
+                self._status = self._console.status(
+                    "", refresh_per_second=REFRESH_PER_S
+                )
                 self._status.start()
             self._status.update(escape(text))
         elif time.monotonic() - self._last_plain_s >= PLAIN_INTERVAL_S:

@@ -165,6 +165,7 @@ def test_the_state_of_git_is_commit_and_dirt(tmp_path: Path) -> None:
         (("--methods", "none,eagle"), "error: methods: unknown 'eagle'"),
         (("--json", "/no/such/folder/x.json"), "error: json: the folder of"),
         (("--tokens", "0"), "--tokens"),
+        (("--serve-args", "'open"), 'error: serve-args: "\'open"'),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(

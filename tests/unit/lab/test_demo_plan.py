@@ -11,6 +11,7 @@ from vllm_mtp.lab.demo_plan import (
     DemoOptions,
     Prompt,
     max_model_len_tokens,
+    max_prompt_tokens,
     read_prompts,
     resolve_model,
     serve_command,
@@ -85,6 +86,13 @@ def test_the_context_is_never_longer_than_the_models_own(tmp_path: Path) -> None
     assert max_model_len_tokens(long) == 1024
 
 
+def test_tokens_that_leave_no_room_for_a_prompt_are_refused(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, max_position_embeddings=100)
+    assert max_prompt_tokens(model, DemoOptions(max_tokens=99)) == 1
+    with pytest.raises(ConfigError, match="tokens: 100 leaves no room"):
+        max_prompt_tokens(model, DemoOptions(max_tokens=100))
+
+
 def test_only_the_speculative_config_differs_between_the_servers(
     tmp_path: Path,
 ) -> None:
@@ -100,6 +108,12 @@ def test_only_the_speculative_config_differs_between_the_servers(
     assert option(none, "--dtype") == "float32"
 
 
+def test_further_arguments_come_last_and_win(tmp_path: Path) -> None:
+    options = DemoOptions(serve_args=("--max-num-seqs", "2"))
+    command = serve_command(write_checkpoint(tmp_path), "mtp", 8000, options, False)
+    assert command[-2:] == ["--max-num-seqs", "2"]
+
+
 def test_servers_on_one_gpu_share_its_memory(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path)
     command = serve_command(model, "none", 8000, DemoOptions(), on_gpu=True)
@@ -107,7 +121,15 @@ def test_servers_on_one_gpu_share_its_memory(tmp_path: Path) -> None:
     assert "--enforce-eager" not in command
 
 
-def test_the_hub_is_asked_only_for_models_that_are_not_here() -> None:
-    assert serve_environ({}, local_model=True)["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in serve_environ({}, local_model=False)
-    assert serve_environ({"PATH": "/bin"}, local_model=True)["PATH"] == "/bin"
+def test_the_hub_is_asked_only_for_models_that_are_not_here(tmp_path: Path) -> None:
+    here = serve_environ({"PATH": "/bin"}, tmp_path, local_model=True, on_gpu=False)
+    assert here["HF_HUB_OFFLINE"] == "1"
+    assert here["PATH"] == "/bin"
+    there = serve_environ({}, tmp_path, local_model=False, on_gpu=False)
+    assert "HF_HUB_OFFLINE" not in there
+
+
+def test_engine_and_worker_share_a_process_on_a_cpu_only(tmp_path: Path) -> None:
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert serve_environ({}, tmp_path, local_model=True, on_gpu=False)[name] == "0"
+    assert name not in serve_environ({}, tmp_path, local_model=True, on_gpu=True)

@@ -1,0 +1,59 @@
+# make setup | demo | serve | test | quality | format | python
+# Every target sets up what is missing first; when nothing is, that takes a tenth of a
+# second. The environment is outside the clone: configs/environment/layout.py says where.
+
+PYTHON ?=
+MODEL ?=
+PORT ?= 8000
+ARGS ?=
+
+base_python = $(shell sh configs/environment/find_python $(PYTHON) || echo false)
+bootstrap = $(base_python) configs/environment/bootstrap.py
+run = $(bootstrap) exec
+
+serve_model = $(or $(MODEL),vllm_mtp/assets/mimo-python)
+# Without a GPU: start in seconds, and take one GiB for the KV cache, not the machine's
+# memory. ARGS come later on the command line and win.
+serve_args_cpu = --enforce-eager --kv-cache-memory-bytes 1073741824
+serve_args_gpu =
+
+.DEFAULT_GOAL := help
+.PHONY: help setup python demo serve lint quality test format
+
+help:
+	@echo 'make setup            build the environment of this clone (outside the clone)'
+	@echo 'make demo [MODEL=]    mtp_plus, mtp and no speculation side by side'
+	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
+	@echo 'make test             style, types and every test'
+	@echo 'make quality          style, types and the import rule'
+	@echo 'make format           let ruff rewrite the style'
+	@echo 'make -s python        print the interpreter of the environment'
+
+setup:
+	@$(bootstrap) setup
+
+python:
+	@$(bootstrap) python
+
+demo: setup
+	@$(run) vllm-mtp demo $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+serve: setup
+	@$(run) vllm serve '$(serve_model)' --port $(PORT) \
+	  --speculative-config '{"method":"mtp_plus"}' \
+	  $(serve_args_$(shell $(bootstrap) hardware)) $(ARGS)
+
+lint: setup
+	@$(run) ruff check .
+	@$(run) ruff format --check .
+	@$(run) mypy vllm_mtp configs/environment
+
+quality: lint
+	@$(run) python -m pytest -q tests/unit/test_import_rules.py
+
+test: lint
+	@$(run) python -m pytest tests $(ARGS)
+
+format: setup
+	@$(run) ruff check --fix .
+	@$(run) ruff format .
