@@ -5,12 +5,11 @@ together with the installed version, before any weight is loaded, instead of fai
 in the middle of a step.
 """
 
-import functools
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -163,7 +162,7 @@ def check_version(installed: str) -> None:
 def find_problem(seam: Seam) -> str | None:
     """What is wrong with one seam, or ``None``."""
     try:
-        symbol = _resolve(seam.path)
+        symbol = pkgutil.resolve_name(seam.path)
     except (ImportError, AttributeError) as error:
         return f"{seam.path} is missing ({error})"
     if not seam.parameters:
@@ -172,19 +171,3 @@ def find_problem(seam: Seam) -> str | None:
     if lost:
         return f"{seam.path} has no parameter {', '.join(sorted(lost))}"
     return None
-
-
-def _resolve(path: str) -> Any:
-    parts = path.split(".")
-    # Module names of vLLM are lower case and classes are not, but functions are lower
-    # case too: try the longest importable prefix.
-    for length in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[:length])
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-            continue
-        return functools.reduce(getattr, parts[length:], module)
-    raise ImportError(f"no module named {parts[0]!r}")
