@@ -16,11 +16,10 @@ from tests.e2e.conftest import (
     complete_to_stop_string,
     complete_with_logprobs,
 )
-from tests.support.engines import draft_counts, engine, greedy
+from tests.support.engines import counters, draft_counts, engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.watch import (
     counter,
-    counters,
     record_outcomes,
     record_rejected_slots,
 )
@@ -135,6 +134,12 @@ def random_k_engine() -> Any:
         yield llm
 
 
+STEPS_BETWEEN_ARRIVALS = 2
+STEPS_BEFORE_ABORT = 5
+ABORTED = (3, 8, 11, 20)
+"""Requests long enough not to be done ``STEPS_BEFORE_ABORT`` steps after arrival."""
+
+
 def test_arrivals_and_aborts_do_not_change_the_others(
     reference: Reference, random_k_engine: Any
 ) -> None:
@@ -142,34 +147,35 @@ def test_arrivals_and_aborts_do_not_change_the_others(
     from vllm.inputs import TokensPrompt
 
     core = random_k_engine.llm_engine
-    lengths = {str(i): 8 + (7 * i) % (NUM_TOKENS - 8) for i in range(24)}
-    outputs: dict[str, list[int]] = {}
-    aborted = {"3", "8", "13", "18"}
-    waiting = list(lengths)
+    lengths = [8 + (7 * i) % (NUM_TOKENS - 8) for i in range(24)]
+    outputs: dict[int, list[int]] = {}
+    finished: set[int] = set()
+    started_before_abort: list[int] = []
     for step in range(10_000):
-        if waiting and step % 2 == 0:
-            request_id = waiting.pop(0)
+        arriving, off_beat = divmod(step, STEPS_BETWEEN_ARRIVALS)
+        if arriving < len(lengths) and not off_beat:
             core.add_request(
-                request_id,
-                TokensPrompt(prompt_token_ids=list(reference.prompts[int(request_id)])),
+                str(arriving),
+                TokensPrompt(prompt_token_ids=list(reference.prompts[arriving])),
                 SamplingParams(
-                    temperature=0,
-                    max_tokens=lengths[request_id],
-                    ignore_eos=True,
+                    temperature=0, max_tokens=lengths[arriving], ignore_eos=True
                 ),
             )
-        if step % 5 == 4 and step // 5 < len(aborted):
-            core.abort_request([sorted(aborted, key=int)[step // 5]])
+        for index in ABORTED:
+            if step == index * STEPS_BETWEEN_ARRIVALS + STEPS_BEFORE_ABORT:
+                assert index not in finished
+                started_before_abort += [index] if outputs.get(index) else []
+                core.abort_request([str(index)])
         for output in core.step():
-            if output.finished:
-                outputs[output.request_id] = list(output.outputs[0].token_ids)
-        if not waiting and not core.has_unfinished_requests():
+            outputs[int(output.request_id)] = list(output.outputs[0].token_ids)
+            finished |= {int(output.request_id)} if output.finished else set()
+        if arriving >= len(lengths) and not core.has_unfinished_requests():
             break
-    finished = {r: t for r, t in outputs.items() if r not in aborted}
-    assert len(finished) == 20
-    for request_id, tokens in finished.items():
-        wanted = reference.continuations[int(request_id)][: lengths[request_id]]
-        assert tokens == wanted, f"request {request_id}"
+    assert len(started_before_abort) >= 2, "some must be aborted while decoding"
+    assert finished == set(range(24)) - set(ABORTED)
+    for index, tokens in outputs.items():
+        length = lengths[index] if index in finished else len(tokens)
+        assert tokens == reference.continuations[index][:length], f"request {index}"
 
 
 def test_max_tokens_inside_an_accepted_run_cuts_exactly_there(

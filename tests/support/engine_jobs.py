@@ -74,8 +74,7 @@ def _main() -> None:
 
 
 def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
-    from tests.support.engines import engine, greedy
-    from tests.support.watch import counters
+    from tests.support.engines import counters, engine, greedy
 
     is_async = arguments.pop("async_scheduling", False)
     if is_async:

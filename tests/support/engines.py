@@ -135,16 +135,20 @@ class DraftCounts(NamedTuple):
         return self.num_accepted_tokens / max(1, self.num_draft_tokens)
 
 
-def draft_counts(llm: "LLM") -> DraftCounts:
-    """Read vLLM's own counters. Zero for an engine without speculation."""
-    values = {
-        metric.name: metric.value
-        for metric in llm.get_metrics()
-        if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
-    }
-    return DraftCounts(
-        *(
-            int(values.get(f"vllm:spec_decode_num_{name}", 0))
-            for name in ("drafts", "draft_tokens", "accepted_tokens")
+def counters(llm: "LLM") -> dict[str, Any]:
+    """vLLM's own speculative counters, by their name without the prefix."""
+    prefix = "vllm:spec_decode_num_"
+    return {
+        metric.name.removeprefix(prefix): getattr(
+            metric, "values", getattr(metric, "value", None)
         )
-    )
+        for metric in llm.get_metrics()
+        if metric.name.startswith(prefix)
+    }
+
+
+def draft_counts(llm: "LLM") -> DraftCounts:
+    """What vLLM's own counters say. Zero for an engine without speculation."""
+    values = counters(llm)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    return DraftCounts(*(int(values.get(name, 0)) for name in names))

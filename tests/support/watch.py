@@ -51,18 +51,6 @@ def record_rejected_slots(llm: Any) -> list[RejectedSlots]:
     return announced
 
 
-def counters(llm: Any) -> dict[str, Any]:
-    """vLLM's own speculative counters, by their name without the prefix."""
-    prefix = "vllm:spec_decode_num_"
-    return {
-        metric.name.removeprefix(prefix): getattr(
-            metric, "values", getattr(metric, "value", None)
-        )
-        for metric in llm.get_metrics()
-        if metric.name.startswith(prefix)
-    }
-
-
 def counter(llm: Any, name: str) -> int:
     """Any counter of vLLM, e.g. ``vllm:num_preemptions``."""
     return sum(int(m.value) for m in llm.get_metrics() if m.name == name)
