@@ -83,3 +83,43 @@ class RejectedSlots(NamedTuple):
     query_start_loc: "torch.Tensor | None"
     # [num_tokens] int64: KV slot of each row, padding is -1
     slot_mapping: "torch.Tensor | None"
+
+
+class RollbackPlan(NamedTuple):
+    """What a step verified: the input of the metadata rollback.
+
+    Request ``i`` owns rows ``query_start_loc[i]`` to ``query_start_loc[i + 1]`` of the
+    step. A request in prefill, or decoding without drafts, has 0 draft tokens; one
+    without rows is the padding of a CUDA graph.
+    """
+
+    # [num_reqs, max_sampled] int32 or int64, any row stride; -1 where not sampled
+    sampled_token_ids: "torch.Tensor"
+    # [num_reqs] int32, inclusive running sum; None where no request had drafts
+    cu_num_draft_tokens: "torch.Tensor | None"
+    # [num_reqs] bool: sampled tokens are thrown away (the prompt goes on)
+    discarded: "torch.Tensor"
+    # [num_reqs] int32: next token where none was sampled
+    backup_next_token_ids: "torch.Tensor"
+    # [num_reqs + 1] int32
+    query_start_loc: "torch.Tensor"
+    # [num_reqs] int32, the step's rows included
+    seq_lens: "torch.Tensor"
+    # [num_rows] int64: KV slot of each row
+    slot_mapping: "torch.Tensor"
+    vocab_size: int
+
+
+class RolledBack(NamedTuple):
+    """What remains of a step when its rejected draft tokens are gone."""
+
+    # [num_reqs] int32 each, rows of one tensor in this order
+    next_token_ids: "torch.Tensor"
+    num_sampled_tokens: "torch.Tensor"
+    """Accepted tokens and the recovered or bonus token; 0 where discarded."""
+    num_accepted_tokens: "torch.Tensor"
+    num_rejected_tokens: "torch.Tensor"
+    last_valid_rows: "torch.Tensor"
+    """Row of the last token that is final; its output proposes the next draft."""
+    seq_lens: "torch.Tensor"
+    """Without the rejected tokens: the committed length before the next token."""
