@@ -68,6 +68,14 @@ class MTPPlusConfig(BaseModel):
             "lossless."
         ),
     )
+    kv_rollback: Literal["metadata", "scrub"] = Field(
+        default="metadata",
+        description=(
+            "What is undone of rejected draft tokens. `metadata`: counts, lengths and "
+            "slot mapping; their keys and values stay until they are overwritten. "
+            "`scrub` zeroes those, too, in every layer. The output is the same."
+        ),
+    )
     controller: Literal["fixed", "random"] = Field(
         default="fixed",
         description=(

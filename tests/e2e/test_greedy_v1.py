@@ -115,6 +115,25 @@ def test_chunked_prefill_does_not_change_a_token(reference: Reference) -> None:
     assert outputs == reference.continuations
 
 
+def test_a_chunk_border_costs_no_acceptance(reference: Reference) -> None:
+    """vLLM shows the MTP layer the prompt's last token at each border of a chunk,
+    whatever the next one is: later drafts then attend to wrong keys and values."""
+    counts = []
+    for budget in (16, 512):
+        with engine(
+            BUNDLED_CHECKPOINT,
+            max_num_batched_tokens=budget,
+            enable_chunked_prefill=True,
+            enable_prefix_caching=False,
+            max_num_seqs=1,
+            speculative_config=fixed(3),
+        ) as llm:
+            greedy(llm, reference.prompts[:32], 48)
+            counts.append(counters(llm)["accepted_tokens_per_pos"])
+    in_chunks, whole = counts
+    assert in_chunks == whole
+
+
 def test_preemption_does_not_change_a_token(reference: Reference) -> None:
     with engine(
         BUNDLED_CHECKPOINT,

@@ -19,6 +19,7 @@ from tests.support.engines import (
     greedy,
 )
 from tests.support.families import FAMILIES
+from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, ConfigError
 
@@ -115,6 +116,22 @@ def test_default_draft_length_is_three(family: str, run: Runner) -> None:
 def test_random_controller_varies_the_draft_length(family: str, run: Runner) -> None:
     counts = run(family, "random_k").counts
     assert counts.num_drafts < counts.num_draft_tokens < 4 * counts.num_drafts
+
+
+@families
+def test_scrub_mode_leaves_no_rejected_slot_in_any_cache_layout(
+    family: str, run: Runner, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path, family)
+    scrub = SPECULATIONS["random_k"] | {"kv_rollback": "scrub"}
+    with family_engine(model, family, scrub, kv_cache_memory_bytes=4 * 2**20) as llm:
+        watch = SlotWatch(llm)
+        outputs = generate_watched(llm, PROMPTS, MAX_TOKENS, watch)
+        counts = draft_counts(llm)
+    assert counts.num_rejected_tokens > 20
+    assert watch.num_checked_slots > 500
+    assert watch.violations == []
+    assert list(outputs.values()) == run(family, NO_SPECULATION).outputs
 
 
 def test_worthless_mtp_weights_change_the_speed_and_not_the_output(

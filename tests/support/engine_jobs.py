@@ -28,6 +28,8 @@ class Jobs:
     """Arguments of ``vllm.LLM``; ``async_scheduling`` is honoured on the CPU, too."""
     v2: bool = False
     """Model Runner V2 under Triton's interpreter."""
+    watch_slots: bool = False
+    """Look after every step whether rejected KV slots are zero; all must speculate."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,6 +43,9 @@ class JobResult:
     scheduler: str
     drafter: str
     """Class names, to prove which code ran; empty where it runs elsewhere."""
+    violations: list[str] = field(default_factory=list)
+    """What ``SlotWatch`` found, if asked to watch."""
+    num_checked_slots: int = 0
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -80,8 +85,21 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     if is_async:
         _let_the_cpu_schedule_async()
     with engine(Path(jobs.model), **arguments) as llm:
+        watch = _watch(llm) if jobs.watch_slots else None
         continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
-        return JobResult(continuations, counters(llm), *_class_names(llm))
+        return JobResult(
+            continuations,
+            counters(llm),
+            *_class_names(llm),
+            violations=watch.violations if watch else [],
+            num_checked_slots=watch.num_checked_slots if watch else 0,
+        )
+
+
+def _watch(llm: Any) -> Any:
+    from tests.support.kv_cache import watch_on_worker
+
+    return watch_on_worker(llm)
 
 
 def _let_the_cpu_schedule_async() -> None:

@@ -1,5 +1,7 @@
 """Which scheduler and worker run: chosen from what the platform resolved."""
 
+from typing import Any
+
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
@@ -63,8 +65,26 @@ def _refuse_contradictions(config: VllmConfig, runner: str) -> None:
             "but this server runs V1, where vLLM would silently use 'standard': remove "
             "it or set VLLM_USE_V2_MODEL_RUNNER=1."
         )
+    if own.kv_rollback == "scrub":
+        _refuse_scrub_where_slots_are_elsewhere(config.parallel_config)
     if own.controller == "random" and config.parallel_config.data_parallel_size > 1:
         raise ConfigError(
             "speculative_config.controller='random' is not allowed with "
             "data_parallel_size > 1: ranks must draft equally deep; use 'fixed'."
         )
+
+
+def _refuse_scrub_where_slots_are_elsewhere(parallel_config: Any) -> None:
+    """Scrubbing happens where tokens are sampled, on whole batches."""
+    for option, default in (
+        ("pipeline_parallel_size", 1),
+        ("prefill_context_parallel_size", 1),
+        ("use_ubatching", False),
+    ):
+        value = getattr(parallel_config, option)
+        if value != default:
+            raise ConfigError(
+                "speculative_config.kv_rollback='scrub' is not allowed with "
+                f"{option}={value}, only with {default}: leave kv_rollback unset (the "
+                "output is the same)."
+            )

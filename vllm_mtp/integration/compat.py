@@ -20,6 +20,7 @@ SUPPORTED_VLLM = SpecifierSet(">=0.32,<0.34", prereleases=True)
 """Same range as in pyproject.toml; a test keeps the two equal."""
 
 _V1 = "vllm.v1.spec_decode."
+_PROPOSER = _V1 + "llm_base_proposer.SpecDecodeBaseProposer."
 _V2 = "vllm.v1.worker.gpu.spec_decode."
 _SCHED = "vllm.v1.core.sched."
 
@@ -88,7 +89,19 @@ SEAMS: tuple[Seam, ...] = (
     ),
     # Worker (worker.py)
     Seam("core", "vllm.v1.worker.gpu_worker.Worker.init_device"),
+    Seam(
+        "core",
+        "vllm.v1.worker.gpu_worker.Worker.initialize_from_config",
+        ("kv_cache_config",),
+    ),
     Seam("core", "vllm.v1.worker.gpu_worker.Worker.sample_tokens", ("grammar_output",)),
+    # Where layers keep their KV slots (kv_layout.py)
+    Seam(
+        "core",
+        "vllm.model_executor.layers.attention_layer_base.AttentionLayerBase"
+        ".get_attn_backend",
+    ),
+    Seam("core", "vllm.v1.attention.backend.AttentionBackend.get_name"),
     # Model Runner V1 (proposer_v1.py)
     Seam("v1", "vllm.v1.worker.gpu_model_runner.GPUModelRunner"),
     Seam("v1", _V1 + "eagle.EagleProposer", ("vllm_config", "device", "runner")),
@@ -96,13 +109,63 @@ SEAMS: tuple[Seam, ...] = (
     Seam("v1", _V1 + "step3p5.Step3p5MTPProposer", ("vllm_config", "device", "runner")),
     Seam(
         "v1",
-        _V1 + "llm_base_proposer.SpecDecodeBaseProposer.prepare_inputs_padded",
+        _PROPOSER + "prepare_next_token_ids_padded",
+        (
+            "sampled_token_ids",
+            "requests",
+            "gpu_input_batch",
+            "discard_request_mask",
+        ),
+    ),
+    Seam(
+        "v1",
+        _PROPOSER + "prepare_inputs_padded",
         (
             "common_attn_metadata",
             "spec_decode_metadata",
             "valid_sampled_tokens_count",
         ),
     ),
+    Seam("v1", _PROPOSER + "propose", ("num_rejected_tokens_gpu",)),
+    Seam(
+        "v1",
+        _PROPOSER + "_update_positions_dependent_metadata",
+        ("positions", "common_attn_metadata"),
+    ),
+    Seam("v1", _PROPOSER + "_get_slot_mapping", ("num_tokens", "slot_mapping")),
+    Seam(
+        "v1",
+        "vllm.v1.attention.backend.CommonAttentionMetadata",
+        (
+            "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens",
+            "seq_lens_cpu_upper_bound",
+            "num_reqs",
+            "num_actual_tokens",
+            "max_query_len",
+            "max_seq_len",
+            "block_table_tensor",
+            "slot_mapping",
+            "causal",
+            "dcp_local_seq_lens",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.ExecuteModelState",
+        (
+            "spec_decode_metadata",
+            "spec_decode_common_attn_metadata",
+            "slot_mappings",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.spec_decode.metadata.SpecDecodeMetadata",
+        ("cu_num_draft_tokens",),
+    ),
+    Seam("v1", "vllm.v1.sample.rejection_sampler.RejectionSampler.forward"),
     # Model Runner V2 (speculator_v2.py)
     Seam("v2", _V2 + "mtp.speculator.MTPSpeculator", ("vllm_config", "device")),
     Seam("v2", _V2 + "multi_module_mtp.speculator.MultiModuleMTPSpeculator"),
@@ -111,6 +174,32 @@ SEAMS: tuple[Seam, ...] = (
         "v2",
         _V2 + "speculator.DraftModelSpeculator.observe_verification",
         ("idx_mapping", "num_sampled", "num_rejected"),
+    ),
+    Seam(
+        "v2",
+        _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator.propose",
+        ("input_batch",),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.model_runner.ExecuteModelState",
+        ("input_batch", "slot_mappings_by_layer"),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.block_table.BlockTables.compute_slot_mappings",
+        (
+            "idx_mapping",
+            "query_start_loc",
+            "positions",
+            "num_tokens_padded",
+            "out",
+        ),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.attn_utils.build_slot_mappings_by_layer",
+        ("slot_mappings", "kv_cache_config"),
     ),
     # CPU (worker.py, mends.py)
     Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),

@@ -1,18 +1,98 @@
-"""Drafters of Model Runner V1: vLLM's own, which also announce rejected slots."""
+"""Drafters of Model Runner V1: vLLM's own, with rollback in one launch.
 
+Between verification and drafting vLLM runs a chain of small steps: gather a backup
+token of every request, count sampled tokens, count rejected ones, copy the slot
+mapping, subtract from the sequence lengths. Here ``rollback_metadata`` gives all of
+it at once, and each of vLLM's hooks below hands out its part:
+
+    rejection sampler              -> one launch: RolledBack, padded slot mapping
+    prepare_next_token_ids_padded  <- next_token_ids, num_sampled_tokens
+    prepare_inputs_padded          <- last_valid_rows, num_rejected_tokens, slot mapping
+    the second draft step          <- seq_lens
+"""
+
+from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
-from vllm_mtp.records import RejectedSlots
+from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.kernels.reference import PADDING_SLOT
+from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
+
+
+class _DraftSlots:
+    """The slots that draft steps wrote, kept because vLLM reuses its buffer for all."""
+
+    def __init__(self, max_slots: int, device: torch.device) -> None:
+        self.slots = torch.empty(max_slots, dtype=torch.int64, device=device)
+        self.num_slots = 0
+        # Every row is a request of its own, with one token to undo.
+        self._starts = torch.arange(max_slots + 1, dtype=torch.int32, device=device)
+        self._ones = torch.ones(max_slots, dtype=torch.int32, device=device)
+
+    def add(
+        self,
+        # [num_reqs] int64
+        slots: torch.Tensor,
+    ) -> None:
+        end = self.num_slots + slots.shape[0]
+        self.slots[self.num_slots : end] = slots
+        self.num_slots = end
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """First row and number of rows of each request; begins anew."""
+        num_slots, self.num_slots = self.num_slots, 0
+        return self._starts[: num_slots + 1], self._ones[:num_slots]
 
 
 class _MTPPlusDrafter(AnnouncesRejectedSlots, SpecDecodeBaseProposer):
+    can_scrub = True
+    rollback: Rollback
+    model_runner: Any
+    _step: Any = None
+    """vLLM's ``ExecuteModelState`` while its tokens are sampled."""
+    _rolled_back: RolledBack | None = None
+    _draft_slots: "_DraftSlots | None" = None
+    """In scrub mode."""
+
+    @property
+    def mtp_layers(self) -> Collection[str]:
+        """Attention layers that only drafting writes; none where the target's are."""
+        return () if self.constant_draft_positions else self._draft_attn_layer_names
+
+    def begin_step(self, state: Any) -> None:
+        """Take note of the target's pass whose tokens are about to be sampled."""
+        self._step = state
+        self._rolled_back = None
+
+    def end_step(self) -> None:
+        self._step = self._rolled_back = None
+
+    def after_verification(self, module: Any, arguments: Any, output: Any) -> None:
+        """Forward hook of vLLM's rejection sampler."""
+        if self._step is not None:
+            self._roll_back(output.sampled_token_ids)
+
+    def prepare_next_token_ids_padded(
+        self,
+        # [num_reqs, max_sampled] int32
+        sampled_token_ids: torch.Tensor,
+        requests: Any,
+        gpu_input_batch: Any,
+        # [max_num_reqs] bool
+        discard_request_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rolled_back = self._rolled_back or self._roll_back(sampled_token_ids)
+        return rolled_back.next_token_ids, rolled_back.num_sampled_tokens
+
     def prepare_inputs_padded(
         self,
         common_attn_metadata: Any,
@@ -20,21 +100,140 @@ class _MTPPlusDrafter(AnnouncesRejectedSlots, SpecDecodeBaseProposer):
         # [num_reqs] int32
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        prepared = super().prepare_inputs_padded(
-            common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
+        rolled_back = self._rolled_back
+        assert rolled_back is not None, "verification comes first"
+        given = common_attn_metadata
+        num_rows = given.num_actual_tokens
+        # What else the target's metadata holds was made for the target's layers.
+        metadata = CommonAttentionMetadata(
+            query_start_loc=given.query_start_loc,
+            query_start_loc_cpu=given.query_start_loc_cpu,
+            seq_lens=given.seq_lens,
+            seq_lens_cpu_upper_bound=given.seq_lens_cpu_upper_bound,
+            num_reqs=given.num_reqs,
+            num_actual_tokens=num_rows,
+            max_query_len=given.max_query_len,
+            max_seq_len=given.max_seq_len,
+            block_table_tensor=given.block_table_tensor,
+            slot_mapping=self._slot_mapping_buffer[:num_rows],
+            causal=True,
+            dcp_local_seq_lens=given.dcp_local_seq_lens,
         )
+        return metadata, rolled_back.last_valid_rows, rolled_back.num_rejected_tokens
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        draft_token_ids = super().propose(*args, **kwargs)
+        if self._draft_slots is not None and self._draft_slots.num_slots:
+            self.rollback.scrub_drafted(
+                dict.fromkeys(self.mtp_layers, self._draft_slots.slots),
+                *self._draft_slots.take(),
+            )
+        return draft_token_ids
+
+    def _update_positions_dependent_metadata(
+        self, positions: torch.Tensor, common_attn_metadata: Any, *args: Any
+    ) -> torch.Tensor:
+        positions = super()._update_positions_dependent_metadata(
+            positions, common_attn_metadata, *args
+        )
+        if self.rollback.scrubs:
+            if self._draft_slots is None:
+                num_steps = self.speculative_config.num_speculative_tokens - 1
+                num_slots = num_steps * self.max_batch_size
+                self._draft_slots = _DraftSlots(num_slots, self.device)
+            self._draft_slots.add(common_attn_metadata.slot_mapping)
+        return positions
+
+    def _roll_back(
+        self,
+        # [num_reqs, max_sampled] int32
+        sampled_token_ids: torch.Tensor,
+    ) -> RolledBack:
+        """Roll this step back, metadata and payload, and tell who listens."""
+        verified = self._step.spec_decode_metadata
+        metadata = self._step.spec_decode_common_attn_metadata
+        num_reqs, num_rows = metadata.num_reqs, metadata.num_actual_tokens
+        plan = RollbackPlan(
+            sampled_token_ids,
+            None if verified is None else verified.cu_num_draft_tokens,
+            self.model_runner.discard_request_mask.gpu[:num_reqs],
+            self._next_prompt_tokens(num_reqs),
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.slot_mapping[:num_rows],
+            self.model_runner.input_batch.vocab_size,
+        )
+        rolled_back = self.rollback.metadata(plan, self._slot_mapping_buffer[:num_rows])
         if self.on_rejected_slots is not None:
-            metadata, _, num_rejected_tokens = prepared
             self.on_rejected_slots(
                 RejectedSlots(
-                    num_rejected_tokens, metadata.query_start_loc, metadata.slot_mapping
+                    rolled_back.num_rejected_tokens,
+                    plan.query_start_loc,
+                    plan.slot_mapping,
                 )
             )
-        return prepared
+        if self.rollback.scrubs:
+            self.rollback.scrub_rejected(
+                self._step.slot_mappings,
+                plan.query_start_loc,
+                rolled_back.num_rejected_tokens,
+            )
+        self._rolled_back = rolled_back
+        return rolled_back
+
+    def _next_prompt_tokens(self, num_reqs: int) -> torch.Tensor:
+        """``[num_reqs]`` int32: the token after this step's rows, of discarded requests.
+
+        vLLM takes the last token of the prompt there, which is the next one only if
+        one token is left: the MTP layers then saw a wrong token at every chunk border.
+        """
+        discarded = np.nonzero(self.model_runner.discard_request_mask.np[:num_reqs])[0]
+        if discarded.size:
+            lengths = self.model_runner.optimistic_seq_lens_cpu.numpy()[discarded]
+            tokens = self.model_runner.input_batch.token_ids_cpu[discarded, lengths]
+            # A prompt of embeddings has no token ids.
+            self.backup_next_token_ids.np[discarded] = np.maximum(tokens, 0)
+            self.backup_next_token_ids.copy_to_gpu(num_reqs)
+        return self.backup_next_token_ids.gpu[:num_reqs]
 
 
 class MTPPlusProposer(_MTPPlusDrafter, EagleProposer):
     """Most families: one MTP layer, run K times."""
+
+    _next_seq_lens: torch.Tensor | None = None
+    """Committed lengths, for the draft step after the first."""
+
+    def propose(
+        self,
+        *args: Any,
+        num_rejected_tokens_gpu: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if num_rejected_tokens_gpu is not None:
+            assert self._rolled_back is not None
+            self._next_seq_lens = self._rolled_back.seq_lens
+        # None: vLLM need not subtract what is subtracted already.
+        return super().propose(*args, num_rejected_tokens_gpu=None, **kwargs)
+
+    def _update_positions_dependent_metadata(
+        self, positions: torch.Tensor, common_attn_metadata: Any, *args: Any
+    ) -> torch.Tensor:
+        if self._next_seq_lens is not None:
+            common_attn_metadata.seq_lens = self._next_seq_lens
+            self._next_seq_lens = None
+        return super()._update_positions_dependent_metadata(
+            positions, common_attn_metadata, *args
+        )
+
+    def _get_slot_mapping(
+        self, num_tokens: int, slot_mapping: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        buffer = self._slot_mapping_buffer
+        if slot_mapping is None or slot_mapping.data_ptr() != buffer.data_ptr():
+            return super()._get_slot_mapping(num_tokens, slot_mapping)
+        # Written in place by the rollback: only a CUDA graph's padding is missing.
+        buffer[slot_mapping.shape[0] : num_tokens].fill_(PADDING_SLOT)
+        return super()._get_slot_mapping(num_tokens)
 
 
 class MTPPlusGemma4Proposer(_MTPPlusDrafter, Gemma4Proposer):
@@ -44,6 +243,8 @@ class MTPPlusGemma4Proposer(_MTPPlusDrafter, Gemma4Proposer):
 class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
     """Step 3.5: several MTP layers, run in turn."""
 
+    can_scrub = False  # its layers lie in several cache groups
+
 
 OURS_BY_THEIRS: dict[type, type[_MTPPlusDrafter]] = {
     EagleProposer: MTPPlusProposer,
@@ -52,11 +253,12 @@ OURS_BY_THEIRS: dict[type, type[_MTPPlusDrafter]] = {
 }
 
 
-def replace_drafter(runner: Any) -> None:
+def replace_drafter(runner: Any, rollback: Rollback) -> None:
     """Put our drafter where vLLM's was built; neither has loaded weights yet.
 
     Args:
         runner: vLLM's V1 model runner. Only the last pipeline rank has a drafter.
+        rollback: of the runner's worker.
     """
     theirs = getattr(runner, "drafter", None)
     if theirs is None:
@@ -65,3 +267,6 @@ def replace_drafter(runner: Any) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
+    runner.drafter.rollback = rollback
+    runner.drafter.model_runner = runner
+    runner.rejection_sampler.register_forward_hook(runner.drafter.after_verification)

@@ -1,8 +1,15 @@
-"""Drafters of Model Runner V2: vLLM's own, which also announce rejected slots."""
+"""Drafters of Model Runner V2: vLLM's own, which also roll back rejected slots.
 
+V2 fuses the metadata rollback into its own kernels (``prepare_prefill_inputs`` and
+``prepare_decode_inputs``: counts arrive ready), so those stay. What is added is the
+payload rollback, between verification and the MTP layers' pass.
+"""
+
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.spec_decode.gemma4.speculator import Gemma4Speculator
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
@@ -11,10 +18,83 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
+from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
 
 
 class _MTPPlusSpeculator(AnnouncesRejectedSlots, DraftModelSpeculator):
+    can_scrub = True
+    rollback: Rollback
+    _step: Any = None
+    """vLLM's ``ExecuteModelState`` while its tokens are sampled."""
+    _num_rejected: torch.Tensor | None = None
+    """``[num_reqs]``, from verification to drafting, in scrub mode."""
+    _draft_slots_buffer: torch.Tensor | None = None
+
+    def begin_step(self, state: Any) -> None:
+        """Take note of the target's pass whose tokens are about to be sampled."""
+        self._step = state
+
+    def end_step(self) -> None:
+        self._step = None
+
+    @property
+    def mtp_layers(self) -> Collection[str]:
+        """Attention layers that only drafting writes; none where the target's are."""
+        return self.draft_attn_layer_names if self.advance_draft_positions else ()
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        draft_tokens = super().propose(input_batch, *args, **kwargs)
+        if self._num_rejected is not None and self.mtp_layers:
+            self._scrub_drafted(input_batch, self._num_rejected)
+        self._num_rejected = None
+        return draft_tokens
+
+    def _scrub_drafted(
+        self,
+        input_batch: Any,
+        # [num_reqs]
+        num_rejected: torch.Tensor,
+    ) -> None:
+        """Zero what draft steps wrote, K_max - 1 slots from each committed length.
+
+        Where a CUDA graph replays all steps their slots cannot be noted on the way, so
+        they are computed again. The scheduler reserves them for every request.
+        """
+        num_reqs, num_steps = num_rejected.shape[0], self.num_speculative_steps - 1
+        if num_steps == 0:
+            return
+        lengths = input_batch.seq_lens[:num_reqs] - num_rejected
+        # Rows to zero are the last of each request: nearest positions come last, so
+        # that a request near the model's end has fewer rows, not slots of committed
+        # tokens.
+        backwards = torch.arange(num_steps - 1, -1, -1, device=self.device)
+        positions = (lengths[:, None] + backwards).clamp(max=self.max_model_len - 1)
+        num_rows = (self.max_model_len - lengths).clamp(0, num_steps)
+        starts = torch.arange(num_reqs + 1, device=self.device) * num_steps
+        starts = starts.to(torch.int32)
+        slots = self.block_tables.compute_slot_mappings(
+            input_batch.idx_mapping[:num_reqs],
+            starts,
+            positions.flatten(),
+            num_reqs * num_steps,
+            out=self._draft_slots(num_steps),
+        )
+        by_layer = build_slot_mappings_by_layer(slots, self.kv_cache_config)
+        self.rollback.scrub_drafted(by_layer, starts, num_rows.to(torch.int32))
+
+    def _draft_slots(self, num_steps: int) -> torch.Tensor:
+        """``[num_groups, max_num_reqs * num_steps]`` int64, the same each step."""
+        if self._draft_slots_buffer is None:
+            shape = (
+                self.block_tables.num_kv_cache_groups,
+                self.max_num_reqs * num_steps,
+            )
+            self._draft_slots_buffer = torch.empty(
+                shape, dtype=torch.int64, device=self.device
+            )
+        return self._draft_slots_buffer
+
     def observe_verification(
         self,
         # [num_reqs] each, on the device
@@ -27,6 +107,12 @@ class _MTPPlusSpeculator(AnnouncesRejectedSlots, DraftModelSpeculator):
             self.on_rejected_slots(
                 RejectedSlots(num_rejected, query_start_loc=None, slot_mapping=None)
             )
+        slot_mappings = self._step.slot_mappings_by_layer
+        if self.rollback.scrubs and slot_mappings is not None:
+            self._num_rejected = num_rejected
+            self.rollback.scrub_rejected(
+                slot_mappings, self._step.input_batch.query_start_loc, num_rejected
+            )
 
 
 class MTPPlusSpeculator(_MTPPlusSpeculator, MTPSpeculator):
@@ -35,6 +121,9 @@ class MTPPlusSpeculator(_MTPPlusSpeculator, MTPSpeculator):
 
 class MTPPlusMultiModuleSpeculator(_MTPPlusSpeculator, MultiModuleMTPSpeculator):
     """Several MTP layers, run in turn."""
+
+    can_scrub = False  # each layer drafts from other positions
+    mtp_layers = ()
 
 
 class MTPPlusGemma4Speculator(_MTPPlusSpeculator, Gemma4Speculator):
@@ -48,11 +137,12 @@ OURS_BY_THEIRS: dict[type, type[_MTPPlusSpeculator]] = {
 }
 
 
-def replace_speculator(runner: Any) -> None:
+def replace_speculator(runner: Any, rollback: Rollback) -> None:
     """Put our speculator where vLLM's was built; neither has loaded weights yet.
 
     Args:
         runner: vLLM's V2 model runner. Only the last pipeline rank has a speculator.
+        rollback: of the runner's worker.
     """
     theirs = runner.speculator
     if theirs is None:
@@ -62,3 +152,4 @@ def replace_speculator(runner: Any) -> None:
     runner.speculator = None
     del theirs
     runner.speculator = ours(runner.vllm_config, runner.device)
+    runner.speculator.rollback = rollback

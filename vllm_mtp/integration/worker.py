@@ -1,41 +1,83 @@
 """The workers: vLLM's own, whose drafter is replaced before weights are loaded."""
 
+from collections.abc import Collection
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
+from vllm_mtp.config import ConfigError
 from vllm_mtp.integration import mends
+from vllm_mtp.integration.rollback import Rollback
 
 
-def replace_drafter(model_runner: Any, use_v2_model_runner: bool) -> None:
-    """Install our drafter in a model runner of either version."""
-    # Imported here because the V2 modules need Triton, which a V1 worker may lack.
-    if use_v2_model_runner:
-        from vllm_mtp.integration.speculator_v2 import replace_speculator
+class _ReplacesDrafter(Worker):
+    """Puts our drafter in either model runner and tells it when a step begins."""
 
-        replace_speculator(model_runner)
-    else:
-        from vllm_mtp.integration import proposer_v1
-
-        proposer_v1.replace_drafter(model_runner)
-
-
-class MTPPlusWorker(Worker):
-    """GPU worker."""
+    rollback: Rollback
 
     def init_device(self) -> None:
         super().init_device()
-        replace_drafter(self.model_runner, self.use_v2_model_runner)
+        self.rollback = Rollback(self.vllm_config, self.device)
+        # Imported here because the V2 modules need Triton, which a V1 worker may lack.
+        if self.use_v2_model_runner:
+            from vllm_mtp.integration.speculator_v2 import replace_speculator
+
+            replace_speculator(self.model_runner, self.rollback)
+        else:
+            from vllm_mtp.integration.proposer_v1 import replace_drafter
+
+            replace_drafter(self.model_runner, self.rollback)
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        if self.rollback.scrubs:
+            self.rollback.bind_kv_caches(
+                self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)
+            )
+
+    @property
+    def _drafter(self) -> Any:
+        """Ours, of either runner; None on all but the last pipeline rank."""
+        name = "speculator" if self.use_v2_model_runner else "drafter"
+        return getattr(self.model_runner, name, None)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        drafter = self._drafter
+        if drafter is None:
+            return super().sample_tokens(grammar_output)
+        drafter.begin_step(self.model_runner.execute_model_state)
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            drafter.end_step()
 
 
-class MTPPlusCPUWorker(CPUWorker):
+def scrubbed_mtp_layers(drafter: Any) -> Collection[str]:
+    """Attention layers whose draft slots are zeroed.
+
+    Raises:
+        ConfigError: the drafter's own slots cannot be told.
+    """
+    if not drafter.can_scrub:
+        raise ConfigError(
+            "speculative_config.kv_rollback='scrub' is not allowed for models that run "
+            "several MTP layers in turn: leave kv_rollback unset (the output is the "
+            "same)."
+        )
+    return drafter.mtp_layers
+
+
+class MTPPlusWorker(_ReplacesDrafter):
+    """GPU worker."""
+
+
+class MTPPlusCPUWorker(_ReplacesDrafter, CPUWorker):
     """CPU worker, with vLLM's two CPU faults in speculative sampling mended."""
 
     def init_device(self) -> None:
         mends.mend_expand_kernel()
         super().init_device()
-        replace_drafter(self.model_runner, self.use_v2_model_runner)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         if not self.use_v2_model_runner:

@@ -1,0 +1,240 @@
+"""Reading the KV cache of a running in-process engine back, slot by slot.
+
+``SlotWatch`` looks after every step and says which slots are not as they should be.
+What a request has committed and which blocks it owns it is told by the scheduler
+(``scheduler_owners``) or, where the scheduler is ahead of the worker (async
+scheduling), by the worker (``watch_on_worker``).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.support.engines import model_runner
+from tests.support.watch import scheduler_of
+from vllm_mtp.integration import kv_layout
+from vllm_mtp.kernels.reference import byte_offsets
+
+
+class LayerBytes(NamedTuple):
+    """Where one layer keeps its slots."""
+
+    storage: torch.Tensor
+    # [num_slots, slot_bytes] int64, into the storage
+    offsets: torch.Tensor
+
+
+class CacheReader:
+    """Reads all slots of all layers through ``collective_rpc``."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        (self._layers,) = llm.collective_rpc(_locate_slots)
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """``[num_slots, slot_bytes]`` uint8 of each layer, a copy."""
+        (content,) = self._llm.collective_rpc(self._read)
+        return content
+
+    def _read(self, worker: Any) -> dict[str, torch.Tensor]:
+        return {name: s[offsets] for name, (s, offsets) in self._layers.items()}
+
+
+def _locate_slots(worker: Any) -> dict[str, LayerBytes]:
+    config = worker.vllm_config
+    layers = config.compilation_config.static_forward_context
+    located = {}
+    for group in worker.model_runner.kv_cache_config.kv_cache_groups:
+        for name in group.layer_names:
+            (storage,) = kv_layout.storages([layers[name]])
+            planes = kv_layout.slot_planes(
+                layers,
+                {name: torch.empty(1, dtype=torch.int64)},
+                {name: 0},
+                config.cache_config.cache_dtype,
+            )
+            slots = torch.arange(planes[0].num_slots)
+            offsets = [
+                byte_offsets(plane, slots).reshape(len(slots), plane.slot_bytes)
+                + (plane.base_address - storage.data_ptr())
+                for plane in planes
+            ]
+            located[name] = LayerBytes(storage, torch.cat(offsets, dim=1))
+    return located
+
+
+class Owner(NamedTuple):
+    """A running request between two steps."""
+
+    blocks: tuple[int, ...]
+    num_committed_tokens: int
+
+
+class SlotWatch:
+    """After each step: rejected slots are zero and committed slots are unchanged."""
+
+    def __init__(self, llm: Any) -> None:
+        self._reader = CacheReader(llm)
+        self._block_size = llm.llm_engine.vllm_config.cache_config.block_size
+        self._before = self._reader.read()
+        self._owners: dict[str, Owner] = {}
+        # What lay in a block when its owner got it: a former owner's tokens.
+        self._inherited: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+        self.violations: list[str] = []
+        self.num_checked_slots = 0
+        """Slots at or above a committed length that were looked at."""
+        self.num_committed_slots = 0
+        self.num_inherited_slots = 0
+        """Of the checked ones, those that a former owner filled."""
+
+    def after_step(self, owners: dict[str, Owner]) -> None:
+        """Compare the cache with what it was and with who owns what now."""
+        now = self._reader.read()
+        for request_id, owner in owners.items():
+            self._check_committed(request_id, owner, now)
+            self._check_rejected(request_id, owner, now)
+        self._owners = owners
+        self._before = now
+        owned = {(name, b) for name, owner in owners.items() for b in owner.blocks}
+        self._inherited = {k: v for k, v in self._inherited.items() if k in owned}
+
+    def _slots(self, blocks: Iterable[int]) -> torch.Tensor:
+        first = torch.tensor(list(blocks), dtype=torch.int64)[:, None]
+        return (first * self._block_size + torch.arange(self._block_size)).flatten()
+
+    def _check_committed(
+        self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
+    ) -> None:
+        last = self._owners.get(request_id)
+        if last is None or owner.blocks[: len(last.blocks)] != last.blocks:
+            return  # new, or preempted in between: nothing is kept
+        slots = self._slots(last.blocks)[: last.num_committed_tokens]
+        for name, content in now.items():
+            self.num_committed_slots += len(slots)
+            if not content[slots].any(1).all():
+                self._report(request_id, name, "a committed slot is empty")
+            if not torch.equal(content[slots], self._before[name][slots]):
+                self._report(request_id, name, "a committed slot changed")
+
+    def _check_rejected(
+        self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
+    ) -> None:
+        blocks = owner.blocks
+        for block in blocks:
+            if (request_id, block) not in self._inherited:
+                slots = self._slots([block])
+                self._inherited[request_id, block] = {
+                    name: content[slots] for name, content in self._before.items()
+                }
+        free = self._slots(owner.blocks)[owner.num_committed_tokens :]
+        for name, content in now.items():
+            inherited = torch.cat(
+                [self._inherited[request_id, block][name] for block in blocks]
+            )[owner.num_committed_tokens :]
+            self.num_checked_slots += len(free)
+            self.num_inherited_slots += int(inherited.any(1).sum())
+            written = content[free].any(1) & (content[free] != inherited).any(1)
+            if written.any():
+                places = written.nonzero()[:, 0] + owner.num_committed_tokens
+                self._report(
+                    request_id,
+                    name,
+                    f"positions {places.tolist()} are not committed "
+                    f"({owner.num_committed_tokens} tokens are), yet not zero",
+                )
+
+    def _report(self, request_id: str, layer: str, what: str) -> None:
+        self.violations.append(f"request {request_id}, layer {layer}: {what}")
+
+
+def scheduler_owners(llm: Any) -> dict[str, Owner]:
+    """Running requests as the scheduler sees them after a step (sync scheduling)."""
+    scheduler = scheduler_of(llm)
+    owners = {}
+    for request in scheduler.running:
+        (blocks,) = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        owners[request.request_id] = Owner(tuple(blocks), request.num_computed_tokens)
+    return owners
+
+
+def watch_on_worker(llm: Any) -> SlotWatch:
+    """A watch that looks at the end of every step, told by the worker's own state."""
+    watch = SlotWatch(llm)
+    runner = model_runner(llm)
+    drafter = getattr(runner, "drafter", None) or runner.speculator
+    rejected: list[Any] = []
+    drafter.on_rejected_slots = rejected.append
+    end_step = drafter.end_step
+
+    def look_then_end_step() -> None:
+        if drafter._step is not None:
+            counts = rejected.pop().num_rejected_tokens if rejected else None
+            watch.after_step(_worker_owners(runner, drafter._step, counts))
+        end_step()
+
+    drafter.end_step = look_then_end_step
+    return watch
+
+
+def _worker_owners(
+    runner: Any, state: Any, num_rejected: torch.Tensor | None
+) -> dict[str, Owner]:
+    if hasattr(state, "input_batch"):  # Model Runner V2
+        request_ids = state.input_batch.req_ids
+        seq_lens = state.input_batch.seq_lens[: len(request_ids)]
+        table = runner.block_tables.input_block_tables[0]
+    else:
+        request_ids = runner.input_batch.req_ids
+        seq_lens = state.spec_decode_common_attn_metadata.seq_lens
+        table = state.spec_decode_common_attn_metadata.block_table_tensor
+    committed = seq_lens if num_rejected is None else seq_lens - num_rejected
+    # The scheduler reserves this much for every request of a step, and more.
+    lookahead = runner.speculative_config.num_speculative_tokens
+    block_size = runner.cache_config.block_size
+    return {
+        request_id: Owner(
+            tuple(table[row, : -(-(length + lookahead) // block_size)].tolist()), length
+        )
+        for row, (request_id, length) in enumerate(
+            zip(request_ids, committed.tolist(), strict=True)
+        )
+    }
+
+
+def generate_watched(
+    llm: Any,
+    prompts: list[list[int]],
+    max_tokens: int,
+    watch: SlotWatch | None,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> dict[int, list[int]]:
+    """Greedy continuations, by index, with the watch looking after every step.
+
+    Args:
+        llm: in-process engine.
+        prompts: token ids.
+        max_tokens: of each continuation.
+        watch: looks after every step; None for nobody.
+        before_step: called with the step's number, e.g. to abort requests.
+    """
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    core = llm.llm_engine
+    for index, prompt in enumerate(prompts):
+        core.add_request(
+            str(index),
+            TokensPrompt(prompt_token_ids=list(prompt)),
+            SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        )
+    outputs: dict[int, list[int]] = {}
+    step = 0
+    while core.has_unfinished_requests():
+        before_step(step)
+        for output in core.step():
+            outputs[int(output.request_id)] = list(output.outputs[0].token_ids)
+        if watch is not None:
+            watch.after_step(scheduler_owners(llm))
+        step += 1
+    return dict(sorted(outputs.items()))
