@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | quality | format | python
+# make setup | demo | serve | bench | test | quality | format | python
 # Every target sets up what is missing first; when nothing is, that takes a tenth of a
 # second. The environment is outside the clone: configs/environment/layout.py says where.
 
@@ -18,12 +18,13 @@ serve_args_cpu = --enforce-eager --kv-cache-memory-bytes 1073741824
 serve_args_gpu =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo serve lint quality test format
+.PHONY: help setup python demo serve bench lint quality test format
 
 help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
 	@echo 'make demo [MODEL=]    mtp_plus, mtp and no speculation side by side'
 	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
+	@echo 'make bench ARGS=...   measure: rollback, steps'
 	@echo 'make test             style, types and every test'
 	@echo 'make quality          style, types and the import rule'
 	@echo 'make format           let ruff rewrite the style'
@@ -42,6 +43,9 @@ serve: setup
 	@$(run) vllm serve '$(serve_model)' --port $(PORT) \
 	  --speculative-config '{"method":"mtp_plus"}' \
 	  $(serve_args_$(shell $(bootstrap) hardware)) $(ARGS)
+
+bench: setup
+	@$(run) vllm-mtp bench $(ARGS)
 
 lint: setup
 	@$(run) ruff check .

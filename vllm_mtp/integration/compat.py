@@ -103,7 +103,11 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("core", "vllm.v1.attention.backend.AttentionBackend.get_name"),
     # Model Runner V1 (proposer_v1.py)
-    Seam("v1", "vllm.v1.worker.gpu_model_runner.GPUModelRunner"),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens",
+        ("grammar_output",),
+    ),
     Seam("v1", _V1 + "eagle.EagleProposer", ("vllm_config", "device", "runner")),
     Seam("v1", _V1 + "gemma4.Gemma4Proposer", ("vllm_config", "device", "runner")),
     Seam("v1", _V1 + "step3p5.Step3p5MTPProposer", ("vllm_config", "device", "runner")),
@@ -167,6 +171,11 @@ SEAMS: tuple[Seam, ...] = (
     ),
     Seam("v1", "vllm.v1.sample.rejection_sampler.RejectionSampler.forward"),
     # Model Runner V2 (speculator_v2.py)
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.model_runner.GPUModelRunner.sample_tokens",
+        ("grammar_output",),
+    ),
     Seam("v2", _V2 + "mtp.speculator.MTPSpeculator", ("vllm_config", "device")),
     Seam("v2", _V2 + "multi_module_mtp.speculator.MultiModuleMTPSpeculator"),
     Seam("v2", _V2 + "gemma4.speculator.Gemma4Speculator"),

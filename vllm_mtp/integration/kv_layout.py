@@ -1,6 +1,6 @@
 """Where vLLM's attention backends keep a KV slot's bytes.
 
-Since 0.32 every layer's cache is a view ``[num_blocks, num_heads, block_size, content]``
+Since 0.32 a layer's cache is a view ``[num_blocks, num_heads, block_size, content]``
 (``[num_blocks, block_size, content]`` for MLA) whose strides tell NHD from HND from
 block-major memory. A backend listed in ``ROW_WISE`` keeps what belongs to a slot in
 ``content``, so the strides say everything. ``CPU_ATTN`` packs keys for vector units.
@@ -82,7 +82,7 @@ def is_slot_addressed(layer: Any) -> bool:
 
 
 def storages(layers: Iterable[Any]) -> list[torch.Tensor]:
-    """``[num_bytes]`` uint8 tensors over the memory of the layers' caches, each once."""
+    """``[num_bytes]`` uint8 tensors over the memory of the caches, each once."""
     by_address = {}
     for layer in layers:
         storage = layer.kv_cache.untyped_storage()
@@ -126,7 +126,7 @@ def _layer_planes(
         )
     except LayoutError as problem:
         raise ConfigError(
-            f"speculative_config.kv_rollback='scrub' is not allowed for layer {name} of "
-            f"this model with method {METHOD!r}: {problem}; leave kv_rollback unset "
-            "(the output is the same)."
+            f"speculative_config.kv_rollback='scrub' is not allowed for layer {name} "
+            f"of this model with method {METHOD!r}: {problem}; leave kv_rollback "
+            "unset (the output is the same)."
         ) from None

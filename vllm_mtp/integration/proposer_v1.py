@@ -182,7 +182,7 @@ class _MTPPlusDrafter(AnnouncesRejectedSlots, SpecDecodeBaseProposer):
         return rolled_back
 
     def _next_prompt_tokens(self, num_reqs: int) -> torch.Tensor:
-        """``[num_reqs]`` int32: the token after this step's rows, of discarded requests.
+        """``[num_reqs]`` int32: of discarded requests, the token after this step's.
 
         vLLM takes the last token of the prompt there, which is the next one only if
         one token is left: the MTP layers then saw a wrong token at every chunk border.

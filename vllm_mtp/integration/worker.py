@@ -11,8 +11,25 @@ from vllm_mtp.integration import mends
 from vllm_mtp.integration.rollback import Rollback
 
 
+def tell_steps(runner: Any, drafter: Any) -> None:
+    """Let a drafter know the target's pass whose tokens are being sampled.
+
+    The runner is wrapped, not the worker: the Ray executor goes past the worker.
+    """
+    sample_tokens = runner.sample_tokens
+
+    def sample_tokens_of_step(grammar_output: Any) -> Any:
+        drafter.begin_step(runner.execute_model_state)
+        try:
+            return sample_tokens(grammar_output)
+        finally:
+            drafter.end_step()
+
+    runner.sample_tokens = sample_tokens_of_step
+
+
 class _ReplacesDrafter(Worker):
-    """Puts our drafter in either model runner and tells it when a step begins."""
+    """Puts our drafter in either model runner."""
 
     rollback: Rollback
 
@@ -28,6 +45,8 @@ class _ReplacesDrafter(Worker):
             from vllm_mtp.integration.proposer_v1 import replace_drafter
 
             replace_drafter(self.model_runner, self.rollback)
+        if self._drafter is not None:
+            tell_steps(self.model_runner, self._drafter)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
@@ -41,16 +60,6 @@ class _ReplacesDrafter(Worker):
         """Ours, of either runner; None on all but the last pipeline rank."""
         name = "speculator" if self.use_v2_model_runner else "drafter"
         return getattr(self.model_runner, name, None)
-
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        drafter = self._drafter
-        if drafter is None:
-            return super().sample_tokens(grammar_output)
-        drafter.begin_step(self.model_runner.execute_model_state)
-        try:
-            return super().sample_tokens(grammar_output)
-        finally:
-            drafter.end_step()
 
 
 def scrubbed_mtp_layers(drafter: Any) -> Collection[str]:

@@ -32,11 +32,13 @@ from vllm_mtp.lab.demo_measure import (
 from vllm_mtp.lab.demo_plan import (
     DemoOptions,
     Prompt,
+    ServerSettings,
     max_prompt_tokens,
     read_prompts,
     resolve_model,
     serve_command,
     serve_environ,
+    speculative_config,
 )
 from vllm_mtp.lab.demo_provenance import collect_provenance, gpu_names, write_json
 from vllm_mtp.lab.demo_servers import (
@@ -110,7 +112,7 @@ def run_demo(
         markup=False,
         highlight=False,
     )
-    with _log_folder() as logs, exit_on_signals():
+    with log_folder() as logs, exit_on_signals():
         session = _Session(options, model, prompts, logs, console)
         result = session.run()
     console.print(f"Servers stopped; {time.monotonic() - start:.0f} s altogether.")
@@ -147,7 +149,7 @@ def result_as_json(
 
 
 @contextmanager
-def _log_folder() -> Iterator[Path]:
+def log_folder() -> Iterator[Path]:
     """A folder for the logs, kept when a server failed: then they are needed."""
     folder = Path(tempfile.mkdtemp(prefix="vllm-mtp-demo-"))
     is_needed = False
@@ -177,11 +179,16 @@ class _Session:
         self.console = console
         self.progress = Progress(console)
         on_gpu = bool(gpu_names())
+        settings = ServerSettings(
+            options.dtype, len(options.methods), options.serve_args, on_gpu
+        )
         ports = free_ports(len(options.methods))
         self.servers = {
             method: Server(
                 method,
-                serve_command(model, method, port, options, on_gpu),
+                serve_command(
+                    model, speculative_config(method, options), port, settings
+                ),
                 port,
                 logs / f"{method}.log",
             )

@@ -194,39 +194,54 @@ def speculative_config(method: str, options: DemoOptions) -> dict[str, Any] | No
     }
 
 
+@dataclass(frozen=True)
+class ServerSettings:
+    """What all servers of one measurement have in common.
+
+    Attributes:
+        dtype: Weights and arithmetic.
+        num_servers: That run at the same time.
+        serve_args: Further arguments of every `vllm serve`.
+        on_gpu: Share one GPU's memory, and let vLLM compile and capture graphs.
+    """
+
+    dtype: str
+    num_servers: int
+    serve_args: tuple[str, ...]
+    on_gpu: bool
+
+
 def serve_command(
-    model: str, method: str, port: int, options: DemoOptions, on_gpu: bool
+    model: str, config: dict[str, Any] | None, port: int, settings: ServerSettings
 ) -> list[str]:
-    """`vllm serve` for one method.
+    """`vllm serve` with one speculative config.
 
     Prefix caching is off, so that every repetition does the same work.
 
     Args:
         model: Folder or hub name.
-        method: Of `METHODS`.
+        config: Value of `--speculative-config`; None without speculation.
         port: On the loopback interface.
-        options: What the user chose.
-        on_gpu: Share one GPU's memory, and let vLLM compile and capture graphs.
+        settings: Of all servers.
 
     Returns:
         Program and arguments.
     """
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--served-model-name", SERVED_NAME, "--dtype", options.dtype]
+    command += ["--served-model-name", SERVED_NAME, "--dtype", settings.dtype]
     command += ["--max-model-len", str(max_model_len_tokens(model))]
     command += ["--no-enable-prefix-caching", "--max-num-seqs", "8"]
     command += ["--disable-uvicorn-access-log"]
     command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
-    if on_gpu:
-        share = GPU_MEMORY_SHARE / len(options.methods)
+    if settings.on_gpu:
+        share = GPU_MEMORY_SHARE / settings.num_servers
         command += ["--gpu-memory-utilization", f"{share:.3f}"]
     else:
         command += ["--enforce-eager"]
-    config = speculative_config(method, options)
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
-    return [*command, *options.serve_args]
+    return [*command, *settings.serve_args]
 
 
 def serve_environ(

@@ -1,6 +1,7 @@
 """What the demo accepts, and the servers it would start."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ from vllm_mtp.lab.demo_plan import (
     BUILT_IN_PROMPTS,
     DemoOptions,
     Prompt,
+    ServerSettings,
     max_model_len_tokens,
     max_prompt_tokens,
     read_prompts,
     resolve_model,
     serve_command,
     serve_environ,
+    speculative_config,
 )
+
+ON_CPU = ServerSettings("float32", num_servers=3, serve_args=(), on_gpu=False)
 
 
 def write_checkpoint(folder: Path, **config: int) -> str:
@@ -99,7 +104,7 @@ def test_only_the_speculative_config_differs_between_the_servers(
     model = write_checkpoint(tmp_path)
     options = DemoOptions(baseline_draft_tokens=4)
     none, mtp, plus = (
-        serve_command(model, method, 8000, options, on_gpu=False)
+        serve_command(model, speculative_config(method, options), 8000, ON_CPU)
         for method in ("none", "mtp", "mtp_plus")
     )
     assert mtp[:-2] == plus[:-2] == none
@@ -109,14 +114,14 @@ def test_only_the_speculative_config_differs_between_the_servers(
 
 
 def test_further_arguments_come_last_and_win(tmp_path: Path) -> None:
-    options = DemoOptions(serve_args=("--max-num-seqs", "2"))
-    command = serve_command(write_checkpoint(tmp_path), "mtp", 8000, options, False)
+    settings = replace(ON_CPU, serve_args=("--max-num-seqs", "2"))
+    command = serve_command(write_checkpoint(tmp_path), None, 8000, settings)
     assert command[-2:] == ["--max-num-seqs", "2"]
 
 
 def test_servers_on_one_gpu_share_its_memory(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path)
-    command = serve_command(model, "none", 8000, DemoOptions(), on_gpu=True)
+    command = serve_command(model, None, 8000, replace(ON_CPU, on_gpu=True))
     assert 3 * float(option(command, "--gpu-memory-utilization")) <= 0.9
     assert "--enforce-eager" not in command
 

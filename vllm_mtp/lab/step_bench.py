@@ -1,0 +1,261 @@
+"""Engine step times side by side: one real server per contender, taking turns.
+
+A *round* sends every prompt to one server, a fixed number at a time; contenders take
+turns within a repeat and who begins rotates, so a machine that becomes slower does so
+for all. Greedy contenders with the same draft length take the same steps, so a ratio
+of step times is what a change costs, and nothing else.
+
+Result (JSON)::
+
+    contenders.<name>.speculative_config   what the server was given
+                     .step_ms              median, quartiles, and each repeat
+                     .ratio                step time over the first contender's, paired
+                                           within a repeat: median, quartiles, each
+                     .num_steps            engine steps of each repeat
+                     .acceptance_length    tokens per draft, of all repeats
+    identical_texts                        whether all wrote the same tokens
+    options, provenance
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.lab.demo import log_folder
+from vllm_mtp.lab.demo_client import DemoClient, SpecCounters, parse_counters
+from vllm_mtp.lab.demo_plan import (
+    ServerSettings,
+    max_model_len_tokens,
+    read_prompts,
+    resolve_model,
+    serve_command,
+    serve_environ,
+)
+from vllm_mtp.lab.demo_servers import (
+    Server,
+    ServerGroup,
+    exit_on_signals,
+    free_ports,
+    http_get,
+)
+from vllm_mtp.lab.demo_table import Progress
+from vllm_mtp.lab.provenance import collect_provenance, gpu_names, write_json
+
+
+class Contender(NamedTuple):
+    """A server of the comparison."""
+
+    name: str
+    speculative_config: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class StepBenchOptions:
+    """What is measured. The first contender is what the others are compared with."""
+
+    contenders: tuple[Contender, ...]
+    model: str | None = None
+    concurrency: int = 1
+    num_prompts: int = 12
+    max_tokens: int = 64
+    num_repeats: int = 9
+    dtype: str = "float32"
+    start_timeout_s: float = 600.0
+    serve_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the contenders.
+
+        Raises:
+            ConfigError: Fewer than two, or two of one name.
+        """
+        names = [contender.name for contender in self.contenders]
+        if len(names) < 2 or len(set(names)) != len(names):
+            raise ConfigError(
+                f"contender: {', '.join(names) or 'none given'}; expected at least "
+                "two, each name once"
+            )
+
+
+class Round(NamedTuple):
+    """All prompts on one server."""
+
+    seconds: float
+    counters: SpecCounters
+    token_ids: tuple[tuple[int, ...], ...]
+
+    @property
+    def step_ms(self) -> float:
+        return 1e3 * self.seconds / self.counters.num_steps
+
+
+def run_step_bench(
+    options: StepBenchOptions, json_path: Path, console: Console
+) -> dict[str, Any]:
+    """Measure, print and write; servers are stopped however it ends.
+
+    Raises:
+        ConfigError: An option is wrong; nothing was started.
+        ServerError: A server died or did not answer.
+    """
+    if not json_path.absolute().parent.is_dir():
+        raise ConfigError(f"json: the folder of {str(json_path)!r} does not exist")
+    provenance = collect_provenance(sys.argv)
+    with log_folder() as logs, exit_on_signals():
+        repeats = _Session(options, logs, console).run()
+    result = {**_summarise(options, repeats), "provenance": provenance}
+    write_json(json_path, result)
+    _plot(result, json_path.with_suffix(".png"))
+    console.print(_table(result))
+    console.print(f"Written to {json_path} and .png", markup=False)
+    return result
+
+
+class _Session:
+    """The servers of one measurement and their clients."""
+
+    def __init__(self, options: StepBenchOptions, logs: Path, console: Console) -> None:
+        self.options = options
+        self.progress = Progress(console)
+        model = resolve_model(options.model)
+        self.prompts = [p.text for p in read_prompts(model, options.num_prompts)]
+        on_gpu = bool(gpu_names())
+        settings = ServerSettings(
+            options.dtype, len(options.contenders), options.serve_args, on_gpu
+        )
+        ports = free_ports(len(options.contenders))
+        self.servers = {
+            each.name: Server(
+                each.name,
+                serve_command(model, each.speculative_config, port, settings),
+                port,
+                logs / f"{each.name}.log",
+            )
+            for each, port in zip(options.contenders, ports, strict=True)
+        }
+        self.environ = serve_environ(os.environ, logs, Path(model).is_dir(), on_gpu)
+        prompt_tokens = max_model_len_tokens(model) - options.max_tokens
+        self.clients = {
+            name: DemoClient(server.url, options.max_tokens, prompt_tokens)
+            for name, server in self.servers.items()
+        }
+
+    def run(self) -> list[dict[str, Round]]:
+        """One round of every contender in each repeat; the first repeat is dropped."""
+        group = ServerGroup(list(self.servers.values()), self.environ)
+        try:
+            with group:
+                group.wait_ready(self.options.start_timeout_s, self.progress)
+                return [
+                    self._repeat(number)
+                    for number in range(self.options.num_repeats + 1)
+                ][1:]
+        finally:
+            self.progress.close()
+
+    def _repeat(self, number: int) -> dict[str, Round]:
+        names = list(self.servers)
+        first = number % len(names)
+        rounds = {}
+        for name in [*names[first:], *names[:first]]:
+            self.progress(f"repeat {number}/{self.options.num_repeats}, {name}")
+            rounds[name] = self._round(name)
+        return rounds
+
+    def _round(self, name: str) -> Round:
+        page = f"{self.servers[name].url}/metrics"
+        before = parse_counters(http_get(page))
+        start = time.perf_counter()
+        with ThreadPoolExecutor(self.options.concurrency) as pool:
+            done = list(pool.map(self.clients[name].complete, self.prompts))
+        seconds = time.perf_counter() - start
+        counters = parse_counters(http_get(page)).since(before)
+        return Round(seconds, counters, tuple(each.token_ids for each in done))
+
+
+def _summarise(
+    options: StepBenchOptions, repeats: Sequence[dict[str, Round]]
+) -> dict[str, Any]:
+    baseline = options.contenders[0].name
+    contenders = {}
+    for name, config in options.contenders:
+        rounds = [repeat[name] for repeat in repeats]
+        counters = [each.counters for each in rounds]
+        num_drafts = sum(each.num_drafts for each in counters)
+        num_accepted = sum(each.num_accepted_tokens for each in counters)
+        contenders[name] = {
+            "speculative_config": config,
+            "step_ms": _spread([each.step_ms for each in rounds]),
+            "ratio": _spread(
+                [repeat[name].step_ms / repeat[baseline].step_ms for repeat in repeats]
+            ),
+            "num_steps": [each.num_steps for each in counters],
+            "acceptance_length": 1 + num_accepted / num_drafts if num_drafts else None,
+        }
+    texts = {each.token_ids for repeat in repeats for each in repeat.values()}
+    return {
+        "baseline": baseline,
+        "contenders": contenders,
+        "identical_texts": len(texts) == 1,
+        "options": asdict(options),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    lower, median, upper = (
+        statistics.quantiles(values, n=4, method="inclusive")
+        if len(values) > 1
+        else values * 3
+    )
+    return {"median": median, "quartiles": [lower, upper], "each": list(values)}
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table(title="Engine step time")
+    table.add_column("contender")
+    for title in ("step ms", f"of {result['baseline']}", "quartiles", "tokens/draft"):
+        table.add_column(title, justify="right")
+    for name, each in result["contenders"].items():
+        ratio, length = each["ratio"], each["acceptance_length"]
+        table.add_row(
+            name,
+            f"{each['step_ms']['median']:.3f}",
+            f"{ratio['median']:.3f}",
+            "{:.3f} .. {:.3f}".format(*ratio["quartiles"]),
+            f"{length:.2f}" if length else "-",
+        )
+    return table
+
+
+def _plot(result: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    contenders = result["contenders"]
+    hardware = result["provenance"]["hardware"]
+    figure = Figure(figsize=(7, 1.2 + 0.6 * len(contenders)), layout="constrained")
+    axes = figure.subplots()
+    axes.boxplot(
+        [each["ratio"]["each"] for each in contenders.values()],
+        tick_labels=list(contenders),
+        orientation="horizontal",
+    )
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.set_xlabel(f"engine step time, as a ratio to {result['baseline']}")
+    where = ", ".join(hardware["gpus"]) or f"{hardware['num_cores']}x {hardware['cpu']}"
+    options = result["options"]
+    axes.set_title(
+        f"{where}; {options['dtype']}, {options['concurrency']} at a time",
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=140)
