@@ -142,12 +142,14 @@ VLLM_MTP_HOST_DEVICE void write_outputs(const MetadataRollback<Token>& step,
   out[kSeqLen * stride] = static_cast<int32_t>(step.seq_lens[request] - num_rejected);
 }
 
+// Never more than a request's own rows, so that no count can reach another's.
 template <typename Count>
 VLLM_MTP_HOST_DEVICE RowRange rejected_rows(const RejectedRows<Count>& rejected,
                                             int64_t request) {
+  const int64_t first = rejected.query_start_loc[request];
   const int64_t end = rejected.query_start_loc[request + 1];
   const int64_t count = rejected.num_rejected_tokens[request];
-  return {at_least(end - count, 0), end};
+  return {at_least(end - count, first), end};
 }
 
 // Padding and the null block lie below, slots that do not exist at or above.

@@ -18,6 +18,7 @@ from tests.support.engines import draft_counts, engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.watch import counter
+from vllm_mtp.kernels.checked import checked
 from vllm_mtp.kernels.planes import NUM_COLUMNS, SlotPlane
 
 SCRUB = {
@@ -247,6 +248,38 @@ def _break(worker: Any, broken: Callable[..., None]) -> None:
     scrub = kernels.scrub_rejected_slots
     worker.rollback.kernels = dataclasses.replace(
         kernels, scrub_rejected_slots=lambda *arguments: broken(scrub, *arguments)
+    )
+
+
+def test_every_plan_of_a_real_engine_passes_the_checked_mode(
+    prompts: list[list[int]], wanted: list[list[int]]
+) -> None:
+    calls: list[str] = []
+    with scrubbing_engine(
+        max_num_batched_tokens=24, enable_chunked_prefill=True
+    ) as llm:
+        llm.collective_rpc(_check_plans, args=(calls,))
+        outputs = generate_watched(llm, prompts, NUM_TOKENS, None)
+    assert set(calls) == {
+        "rollback_metadata",
+        "pad_rejected_rows",
+        "scrub_rejected_slots",
+    }
+    assert list(outputs.values()) == wanted
+
+
+def _check_plans(worker: Any, calls: list[str]) -> None:
+    def counted(name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            calls.append(name)
+            function(*arguments)
+
+        return call
+
+    kernels = checked(worker.rollback.kernels)
+    names = ("rollback_metadata", "pad_rejected_rows", "scrub_rejected_slots")
+    worker.rollback.kernels = dataclasses.replace(
+        kernels, **{name: counted(name, getattr(kernels, name)) for name in names}
     )
 
 

@@ -148,11 +148,15 @@ def scrub_rejected_slots(
 def rejected_rows(
     query_start_loc: torch.Tensor, num_rejected_tokens: torch.Tensor
 ) -> torch.Tensor:
-    """``[num_rejected]`` int64 rows of a step that were rejected, in order."""
+    """``[num_rejected]`` int64 rows of a step that were rejected, in order.
+
+    Never more than a request's own rows, so that no count can reach another's.
+    """
     num_reqs = num_rejected_tokens.shape[0]
+    first = query_start_loc[:num_reqs].long()
     ends = query_start_loc[1 : num_reqs + 1].long()
     rows = torch.arange(int(query_start_loc[-1]), device=ends.device)
-    starts = ends - num_rejected_tokens.long()
+    starts = torch.maximum(ends - num_rejected_tokens.long(), first)
     rejected = (rows >= starts[:, None]) & (rows < ends[:, None])
     return rows[rejected.any(0)]
 
