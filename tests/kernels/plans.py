@@ -63,8 +63,6 @@ class Step:
     """Elements between two rows of the sampled tokens."""
     without_drafts: bool = False
     """No ``cu_num_draft_tokens`` at all."""
-    only_counts: bool = False
-    """The plan brings no slots, as where there is nothing to verify."""
     seed: int = 0
 
     def plan(self, device: str = "cpu") -> RollbackPlan:
@@ -73,7 +71,7 @@ class Step:
         for request in self.requests:
             starts.append(starts[-1] + request.num_rows)
             num_drafts.append(sum(num_drafts[-1:]) + request.num_drafts)
-        num_rows = 0 if self.only_counts else starts[-1] + self.num_tail_rows
+        num_rows = starts[-1] + self.num_tail_rows
         slots = rng.sample(range(num_rows * 2), num_rows)
         slots = [-1 if rng.random() < 0.05 else slot for slot in slots]
 
@@ -144,7 +142,6 @@ def steps(draw: st.DrawFn) -> Step:
         num_extra_rows=draw(st.integers(0, 20)),
         row_slack=draw(st.integers(0, 3)),
         without_drafts=no_drafts and draw(st.booleans()),
-        only_counts=no_drafts and draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
     )
 

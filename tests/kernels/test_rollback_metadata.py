@@ -42,7 +42,6 @@ EDGES = {
     "empty batch with rows": Step((), num_tail_rows=3, num_extra_rows=2),
     "only padding": Step((PADDING, PADDING), num_tail_rows=4),
     "no drafts at all": Step((decode(0, 1), decode(0, 1)), without_drafts=True),
-    "counts without rows": Step((decode(0, 1), prefill(5)), only_counts=True),
     "nothing sampled": Step((Request(5, 4, ()), Request(1))),
     "every draft rejected": Step((decode(MAX_DRAFT_LENGTH, 1),)),
     "every draft accepted": Step((decode(MAX_DRAFT_LENGTH, MAX_DRAFT_LENGTH + 1),)),
