@@ -64,6 +64,7 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
             ["num_speculative_tokens_per_batch_size", "chooses the draft length"],
         ),
         ({"parallel_drafting": True}, ["parallel_drafting", "another speculative"]),
+        ({"kv_rollback": "off"}, ["kv_rollback='off'", "'metadata' or 'scrub'"]),
         (
             {"rejection_sample_method": "block"},
             ["rejection_sample_method='block'", "Model Runner V2", "V1"],
@@ -87,6 +88,17 @@ def test_classes_of_the_user(mimo: Path, argument: dict[str, str], option: str) 
     sentence = refusal(mimo, {}, **argument)
     assert option in sentence
     assert "remove --" in sentence
+
+
+def test_scrubbing_across_pipeline_stages(mimo: Path) -> None:
+    sentence = refusal(
+        mimo,
+        {"kv_rollback": "scrub"},
+        pipeline_parallel_size=2,
+        distributed_executor_backend="mp",
+    )
+    assert "kv_rollback='scrub'" in sentence
+    assert "pipeline_parallel_size=2" in sentence
 
 
 def test_two_methods_at_once(mimo: Path) -> None:
