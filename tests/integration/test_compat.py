@@ -31,6 +31,16 @@ def test_a_missing_seam_is_named_with_the_version(
     assert f"vllm {compat.version('vllm')}" in str(caught.value)
 
 
+def test_a_missing_attribute_is_named_with_its_owner_and_the_version() -> None:
+    class Runner:
+        input_batch = None
+
+    compat.check_attributes(Runner(), ("input_batch",))
+    with pytest.raises(CompatibilityError, match="Runner has no speed, wings") as error:
+        compat.check_attributes(Runner(), ("speed", "input_batch", "wings"))
+    assert f"vllm {compat.version('vllm')}" in str(error.value)
+
+
 def test_only_the_groups_in_use_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "SEAMS", (Seam("v2", "vllm.no_such_module.f"),))
     compat.check({"core", "v1"})

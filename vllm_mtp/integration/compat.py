@@ -242,6 +242,21 @@ def check(groups: Iterable[str]) -> None:
         )
 
 
+def check_attributes(owner: object, names: Iterable[str]) -> None:
+    """Check what no signature shows: attributes that vLLM sets when it builds objects.
+
+    Raises:
+        CompatibilityError: names the missing ones, their owner and the version.
+    """
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        raise CompatibilityError(
+            f"method {METHOD!r} does not fit vllm {version('vllm')}: "
+            f"{type(owner).__name__} has no {', '.join(missing)}. "
+            f"Supported: vllm {SUPPORTED_VLLM}."
+        )
+
+
 def check_version(installed: str) -> None:
     """Refuse a vLLM outside the tried range.
 

@@ -22,6 +22,7 @@ from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
+from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.kernels.reference import PADDING_SLOT
@@ -246,6 +247,20 @@ class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
     can_scrub = False  # its layers lie in several cache groups
 
 
+RUNNER_ATTRIBUTES = (
+    "discard_request_mask",
+    "execute_model_state",
+    "input_batch",
+    "optimistic_seq_lens_cpu",
+    "rejection_sampler",
+)
+DRAFTER_ATTRIBUTES = (
+    "_slot_mapping_buffer",
+    "backup_next_token_ids",
+    "constant_draft_positions",
+    "max_batch_size",
+)
+
 OURS_BY_THEIRS: dict[type, type[_MTPPlusDrafter]] = {
     EagleProposer: MTPPlusProposer,
     Gemma4Proposer: MTPPlusGemma4Proposer,
@@ -267,6 +282,8 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
+    check_attributes(runner, RUNNER_ATTRIBUTES)
+    check_attributes(runner.drafter, DRAFTER_ATTRIBUTES)
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
     runner.rejection_sampler.register_forward_hook(runner.drafter.after_verification)

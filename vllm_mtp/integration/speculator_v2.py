@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 )
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
@@ -107,11 +108,12 @@ class _MTPPlusSpeculator(AnnouncesRejectedSlots, DraftModelSpeculator):
             self.on_rejected_slots(
                 RejectedSlots(num_rejected, query_start_loc=None, slot_mapping=None)
             )
-        slot_mappings = self._step.slot_mappings_by_layer
-        if self.rollback.scrubs and slot_mappings is not None:
+        if self.rollback.scrubs and self._step.slot_mappings_by_layer is not None:
             self._num_rejected = num_rejected
             self.rollback.scrub_rejected(
-                slot_mappings, self._step.input_batch.query_start_loc, num_rejected
+                self._step.slot_mappings_by_layer,
+                self._step.input_batch.query_start_loc,
+                num_rejected,
             )
 
 
@@ -129,6 +131,8 @@ class MTPPlusMultiModuleSpeculator(_MTPPlusSpeculator, MultiModuleMTPSpeculator)
 class MTPPlusGemma4Speculator(_MTPPlusSpeculator, Gemma4Speculator):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
+
+SPECULATOR_ATTRIBUTES = ("max_model_len", "max_num_reqs", "num_speculative_steps")
 
 OURS_BY_THEIRS: dict[type, type[_MTPPlusSpeculator]] = {
     MTPSpeculator: MTPPlusSpeculator,
@@ -152,4 +156,6 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator = None
     del theirs
     runner.speculator = ours(runner.vllm_config, runner.device)
+    check_attributes(runner, ("execute_model_state",))
+    check_attributes(runner.speculator, SPECULATOR_ATTRIBUTES)
     runner.speculator.rollback = rollback

@@ -113,9 +113,9 @@ def run_step_bench(
     provenance = collect_provenance(sys.argv)
     with log_folder() as logs, exit_on_signals():
         repeats = _Session(options, logs, console).run()
-    result = {**_summarise(options, repeats), "provenance": provenance}
+    result = {**summarise(options, repeats), "provenance": provenance}
     write_json(json_path, result)
-    _plot(result, json_path.with_suffix(".png"))
+    plot(result, json_path.with_suffix(".png"))
     console.print(_table(result))
     console.print(f"Written to {json_path} and .png", markup=False)
     return result
@@ -183,9 +183,15 @@ class _Session:
         return Round(seconds, counters, tuple(each.token_ids for each in done))
 
 
-def _summarise(
+def summarise(
     options: StepBenchOptions, repeats: Sequence[dict[str, Round]]
 ) -> dict[str, Any]:
+    """The result's figures: see the top of this file.
+
+    Args:
+        options: what was measured.
+        repeats: one round of every contender in each.
+    """
     baseline = options.contenders[0].name
     contenders = {}
     for name, config in options.contenders:
@@ -237,7 +243,8 @@ def _table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _plot(result: dict[str, Any], path: Path) -> None:
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Draw the ratios of all repeats, a box for each contender."""
     from matplotlib.figure import Figure
 
     contenders = result["contenders"]
