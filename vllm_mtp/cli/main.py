@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_mtp.cli import demo, model, options
+from vllm_mtp.cli import bench, demo, model, options
 
 app = typer.Typer(
     name="vllm-mtp",
@@ -11,4 +11,5 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(options.options)
+app.add_typer(bench.app)
 app.add_typer(model.app)

@@ -40,7 +40,6 @@ from vllm_mtp.lab.demo_plan import (
     serve_environ,
     speculative_config,
 )
-from vllm_mtp.lab.demo_provenance import collect_provenance, gpu_names, write_json
 from vllm_mtp.lab.demo_servers import (
     Server,
     ServerError,
@@ -55,6 +54,7 @@ from vllm_mtp.lab.demo_table import (
     print_continuation,
     print_verdict,
 )
+from vllm_mtp.lab.provenance import collect_provenance, gpu_names, write_json
 
 EXACT_DTYPE = "float32"
 CHAT_QUESTION = "Write a Python function that returns the sum of a list."

@@ -17,8 +17,8 @@ Result (JSON)::
     options, provenance
 """
 
+import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -30,10 +30,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_client import DemoClient, SpecCounters, parse_counters
 from vllm_mtp.lab.demo_plan import (
+    NO_SPECULATION,
     ServerSettings,
     max_model_len_tokens,
     read_prompts,
@@ -49,7 +50,15 @@ from vllm_mtp.lab.demo_servers import (
     http_get,
 )
 from vllm_mtp.lab.demo_table import Progress
-from vllm_mtp.lab.provenance import collect_provenance, gpu_names, write_json
+from vllm_mtp.lab.provenance import (
+    collect_provenance,
+    describe_hardware,
+    gpu_names,
+    hardware_slug,
+    replacing,
+    write_json,
+)
+from vllm_mtp.lab.spread import Spread
 
 
 class Contender(NamedTuple):
@@ -57,6 +66,37 @@ class Contender(NamedTuple):
 
     name: str
     speculative_config: dict[str, Any] | None
+
+
+def default_contenders(draft_length: int) -> tuple[Contender, ...]:
+    """vLLM's own `mtp` and both rollbacks of `mtp_plus`, drafting equally long."""
+    same = {"num_speculative_tokens": draft_length}
+    return (
+        Contender(f"mtp K={draft_length}", {"method": VLLM_METHOD, **same}),
+        Contender("mtp_plus", {"method": METHOD, **same}),
+        Contender("mtp_plus scrub", {"method": METHOD, **same, "kv_rollback": "scrub"}),
+    )
+
+
+def parse_contender(text: str) -> Contender:
+    """`NAME=JSON`, where JSON is a speculative config or `none`.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    name, separator, config = text.partition("=")
+    if name and config.strip() == NO_SPECULATION:
+        return Contender(name, None)
+    try:
+        parsed = json.loads(config)
+    except ValueError:
+        parsed = None
+    if not (name and separator and isinstance(parsed, dict)):
+        raise ConfigError(
+            f"contender: {text!r}; expected NAME=none or NAME={{...}}, a speculative "
+            "config"
+        )
+    return Contender(name, parsed)
 
 
 @dataclass(frozen=True)
@@ -100,17 +140,23 @@ class Round(NamedTuple):
 
 
 def run_step_bench(
-    options: StepBenchOptions, json_path: Path, console: Console
+    options: StepBenchOptions, folder: Path, console: Console
 ) -> dict[str, Any]:
     """Measure, print and write; servers are stopped however it ends.
+
+    Args:
+        options: What the user chose.
+        folder: For `steps-<hardware>.json` and `.png`.
+        console: Where to print.
 
     Raises:
         ConfigError: An option is wrong; nothing was started.
         ServerError: A server died or did not answer.
     """
-    if not json_path.absolute().parent.is_dir():
-        raise ConfigError(f"json: the folder of {str(json_path)!r} does not exist")
+    if not folder.is_dir():
+        raise ConfigError(f"output: {str(folder)!r} is no folder; name one that exists")
     provenance = collect_provenance(sys.argv)
+    json_path = folder / f"steps-{hardware_slug(provenance['hardware'])}.json"
     with log_folder() as logs, exit_on_signals():
         repeats = _Session(options, logs, console).run()
     result = {**summarise(options, repeats), "provenance": provenance}
@@ -193,6 +239,10 @@ def summarise(
         repeats: one round of every contender in each.
     """
     baseline = options.contenders[0].name
+    step_ms = {
+        contender.name: Spread.of([each[contender.name].step_ms for each in repeats])
+        for contender in options.contenders
+    }
     contenders = {}
     for name, config in options.contenders:
         rounds = [repeat[name] for repeat in repeats]
@@ -201,10 +251,8 @@ def summarise(
         num_accepted = sum(each.num_accepted_tokens for each in counters)
         contenders[name] = {
             "speculative_config": config,
-            "step_ms": _spread([each.step_ms for each in rounds]),
-            "ratio": _spread(
-                [repeat[name].step_ms / repeat[baseline].step_ms for repeat in repeats]
-            ),
+            "step_ms": step_ms[name].as_json(),
+            "ratio": Spread.of_ratio(step_ms[name], step_ms[baseline]).as_json(),
             "num_steps": [each.num_steps for each in counters],
             "acceptance_length": 1 + num_accepted / num_drafts if num_drafts else None,
         }
@@ -215,15 +263,6 @@ def summarise(
         "identical_texts": len(texts) == 1,
         "options": asdict(options),
     }
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    lower, median, upper = (
-        statistics.quantiles(values, n=4, method="inclusive")
-        if len(values) > 1
-        else values * 3
-    )
-    return {"median": median, "quartiles": [lower, upper], "each": list(values)}
 
 
 def _table(result: dict[str, Any]) -> Table:
@@ -259,10 +298,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_xlabel(f"engine step time, as a ratio to {result['baseline']}")
-    where = ", ".join(hardware["gpus"]) or f"{hardware['num_cores']}x {hardware['cpu']}"
     options = result["options"]
     axes.set_title(
-        f"{where}; {options['dtype']}, {options['concurrency']} at a time",
+        f"{describe_hardware(hardware)}; {options['dtype']}, "
+        f"{options['concurrency']} at a time",
         fontsize=9,
     )
-    figure.savefig(path, dpi=140)
+    with replacing(path) as pending:
+        figure.savefig(pending, dpi=140, format="png")

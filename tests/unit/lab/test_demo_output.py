@@ -15,13 +15,13 @@ from vllm_mtp.lab.demo import DemoResult, result_as_json
 from vllm_mtp.lab.demo_client import SpecCounters
 from vllm_mtp.lab.demo_measure import Difference, Measurement
 from vllm_mtp.lab.demo_plan import DemoOptions
-from vllm_mtp.lab.demo_provenance import collect_provenance, git_state, write_json
 from vllm_mtp.lab.demo_table import (
     Progress,
     build_table,
     print_continuation,
     print_verdict,
 )
+from vllm_mtp.lab.provenance import collect_provenance, git_state, write_json
 
 SPECULATING = SpecCounters(100, 300, 180, (90, 60, 30), 110, 290, 10)
 PLAIN = SpecCounters(0, 0, 0, (), 290, 290, 10)

@@ -10,6 +10,7 @@ from vllm_mtp.lab.step_bench import (
     Contender,
     Round,
     StepBenchOptions,
+    parse_contender,
     plot,
     summarise,
 )
@@ -44,8 +45,19 @@ def test_texts_that_differ_are_noticed() -> None:
 def test_at_least_two_contenders_of_different_names(
     contenders: tuple[Contender, ...],
 ) -> None:
-    with pytest.raises(ConfigError, match="contender: .*expected at least two"):
+    with pytest.raises(ConfigError, match=r"contender: .*expected at least two"):
         StepBenchOptions(contenders)
+
+
+def test_contenders_are_read_from_the_command_line() -> None:
+    assert parse_contender("plain=none") == Contender("plain", None)
+    assert parse_contender('a={"method": "mtp"}') == Contender("a", {"method": "mtp"})
+
+
+@pytest.mark.parametrize("text", ["", "mtp", '={"method": "mtp"}', "a=[1]", "a={x"])
+def test_a_wrong_contender_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"contender: .* expected NAME=none or"):
+        parse_contender(text)
 
 
 def test_the_plot_is_written(tmp_path: Path) -> None:

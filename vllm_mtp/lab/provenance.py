@@ -3,10 +3,12 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,6 +63,30 @@ def gpu_names() -> list[str]:
     return listing.splitlines() if listing else []
 
 
+def describe_hardware(hardware: dict[str, Any]) -> str:
+    """The machine in a few words, for titles.
+
+    Args:
+        hardware: Of `collect_provenance`.
+
+    Returns:
+        Its GPUs, or cores and processor where there is none.
+    """
+    gpus: list[str] = hardware["gpus"]
+    if gpus:
+        return ", ".join(
+            name if gpus.count(name) == 1 else f"{gpus.count(name)}x {name}"
+            for name in dict.fromkeys(gpus)
+        )
+    return f"{hardware['num_cores']}x {hardware['cpu']}"
+
+
+def hardware_slug(device_name: str) -> str:
+    """A device's name as part of a file name: `nvidia-h200`."""
+    plain = re.sub(r"\(\w+\)", "", device_name.lower())  # (R), (TM)
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "unknown"
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all.
 
@@ -71,18 +97,33 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     Raises:
         OSError: The folder is missing or cannot be written to.
     """
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        pending = Path(file.name)
-        try:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        except BaseException:
-            pending.unlink()
-            raise
-    pending.chmod(0o644)  # temporary files are private, results are not
-    pending.replace(path)
+    with replacing(path) as pending, pending.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of another when the block succeeds.
+
+    Args:
+        path: Target; left as it is when the block raises.
+
+    Yields:
+        An empty file beside it.
+
+    Raises:
+        OSError: The folder is missing or cannot be written to.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    pending = Path(name)
+    try:
+        yield pending
+        pending.chmod(0o644)  # temporary files are private, results are not
+        pending.replace(path)
+    finally:
+        pending.unlink(missing_ok=True)
 
 
 def _installed_version(name: str) -> str | None:

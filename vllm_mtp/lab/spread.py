@@ -1,0 +1,39 @@
+"""A figure over several repeats: median and quartiles."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Spread(NamedTuple):
+    """A figure over the repeats."""
+
+    median: float
+    lower: float
+    """First quartile."""
+    upper: float
+    """Third quartile."""
+    each: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Summarise at least one value."""
+        lower, median, upper = (
+            statistics.quantiles(values, n=4, method="inclusive")
+            if len(values) > 1
+            else (values[0],) * 3
+        )
+        return cls(median, lower, upper, tuple(values))
+
+    @classmethod
+    def of_ratio(cls, over: "Spread", under: "Spread") -> "Spread":
+        """Quotient of two figures, paired within each repeat."""
+        return cls.of([a / b for a, b in zip(over.each, under.each, strict=True)])
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        return {
+            "median": self.median,
+            "quartiles": [self.lower, self.upper],
+            "each": list(self.each),
+        }
