@@ -156,7 +156,9 @@ def run_step_bench(
     if not folder.is_dir():
         raise ConfigError(f"output: {str(folder)!r} is no folder; name one that exists")
     provenance = collect_provenance(sys.argv)
-    json_path = folder / f"steps-{hardware_slug(provenance['hardware'])}.json"
+    hardware = provenance["hardware"]
+    device = (hardware["gpus"] or [hardware["cpu"]])[0]
+    json_path = folder / f"steps-{hardware_slug(device)}.json"
     with log_folder() as logs, exit_on_signals():
         repeats = _Session(options, logs, console).run()
     result = {**summarise(options, repeats), "provenance": provenance}

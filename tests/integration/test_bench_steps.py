@@ -1,0 +1,58 @@
+"""``vllm-mtp bench steps`` as a user runs it: real servers, a JSON file, a picture."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("vllm-mtp"), "bench", "steps", *arguments],
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def test_two_servers_are_compared_step_by_step(tmp_path: Path) -> None:
+    plus = '={"method": "mtp_plus", "num_speculative_tokens": 2'
+    result = bench_steps(
+        *("--contender", f"kept{plus}}}"),
+        *("--contender", f'scrubbed{plus}, "kv_rollback": "scrub"}}'),
+        *("--prompts", "2", "--tokens", "16", "--repeats", "2"),
+        *("--output", str(tmp_path)),
+    )
+    assert result.returncode == 0, result.stderr
+    (written,) = tmp_path.glob("steps-*.json")
+    content = json.loads(written.read_text())
+    assert content["identical_texts"]
+    kept, scrubbed = (content["contenders"][n] for n in ("kept", "scrubbed"))
+    assert kept["num_steps"] == scrubbed["num_steps"]
+    assert kept["acceptance_length"] == scrubbed["acceptance_length"] > 1
+    assert kept["ratio"]["each"] == [1.0, 1.0]
+    assert all(ratio > 0 for ratio in scrubbed["ratio"]["each"])
+    assert content["provenance"]["versions"]["vllm"]
+    assert written.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--contender", "a=none"], "contender: a; expected at least two"),
+        (["--contender", "a={x"], "contender: 'a={x'; expected NAME=none"),
+        (["--output", "/nowhere"], "output: '/nowhere' is no folder"),
+        (["--model", "/nowhere"], "model: '/nowhere' is neither a folder"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], words: str
+) -> None:
+    result = bench_steps(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
