@@ -1,15 +1,14 @@
 """``vllm-mtp bench``: see lab/rollback_bench.py and lab/step_bench.py."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
+from vllm_mtp.cli.errors import errors_to_exit_codes
+from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH
 
-INTERRUPTED_EXIT_CODE = 130
+INTERRUPTED = "interrupted; nothing was written"
 
 app = typer.Typer(
     name="bench",
@@ -44,8 +43,10 @@ def rollback(
     ] = Path(),
 ) -> None:
     """Time KV rollback beside vLLM's own chain and the copy bandwidth."""
-    with _errors_to_exit_codes():
-        # Here, so that other subcommands do not wait for torch and vLLM.
+    # Here, so that other subcommands do not wait for torch and vLLM.
+    from vllm_mtp.lab.rollback_bench_timing import ContendersDifferError
+
+    with errors_to_exit_codes(ContendersDifferError, interrupted=INTERRUPTED):
         from rich.console import Console
 
         from vllm_mtp.lab.rollback_bench_options import parse_options
@@ -97,7 +98,9 @@ def steps(
     ] = Path(),
 ) -> None:
     """Compare the step time of whole servers, side by side."""
-    with _errors_to_exit_codes():
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         from rich.console import Console
 
         from vllm_mtp.lab.step_bench import (
@@ -118,22 +121,3 @@ def steps(
             dtype=dtype,
         )
         run_step_bench(options, output, Console())
-
-
-@contextmanager
-def _errors_to_exit_codes() -> Iterator[None]:
-    """A sentence instead of a traceback for what is not a bug."""
-    from vllm_mtp.lab.demo_servers import ServerError
-    from vllm_mtp.lab.rollback_bench_timing import ContendersDifferError
-
-    try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except (ContendersDifferError, ServerError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; nothing was written", err=True)
-        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None

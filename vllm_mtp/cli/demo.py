@@ -1,19 +1,18 @@
 """`vllm-mtp demo`: see lab/demo.py."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
 
 if TYPE_CHECKING:
     from vllm_mtp.lab.demo_plan import DemoOptions
 
-INTERRUPTED_EXIT_CODE = 130
+INTERRUPTED = "interrupted; the servers are stopped"
 
 
 def demo(
@@ -57,8 +56,9 @@ def demo(
     """Show mtp_plus, vLLM's own mtp and no speculation side by side."""
     # Here, so that other subcommands do not wait for the clients to be imported.
     from vllm_mtp.lab.demo_plan import DemoOptions
+    from vllm_mtp.lab.demo_servers import ServerError
 
-    with _errors_to_exit_codes():
+    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         options = DemoOptions(
             model=model,
             methods=tuple(name.strip() for name in methods.split(",")),
@@ -88,21 +88,3 @@ def _run(options: "DemoOptions", json: Path | None) -> None:
     result = run_demo(options, json, Console())
     if result.differences and is_exact(options):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _errors_to_exit_codes() -> Iterator[None]:
-    """A sentence instead of a traceback for what is not a bug."""
-    from vllm_mtp.lab.demo_servers import ServerError
-
-    try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except ServerError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the servers are stopped", err=True)
-        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
