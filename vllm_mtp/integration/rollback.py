@@ -165,8 +165,10 @@ class _PayloadTables:
         self._num_null_slots = num_null_slots
         self._cache_dtype = cache_dtype
         self._device = device
+        # Before the first step, to refuse a layout when the server starts.
         nowhere = torch.empty(1, dtype=torch.int64)
         self._build(dict.fromkeys(num_null_slots, nowhere))
+        self._addresses = ()  # no step has this one
 
     def follow(self, slot_mappings: Mapping[str, torch.Tensor]) -> None:
         """Point at this step's slot mappings and at the caches as they lie now.
@@ -194,7 +196,7 @@ class _PayloadTables:
         """Of this step, one per cache group."""
         self.storages = kv_layout.storages(self._layers[name] for name in names)
         self.planes = plane_table(planes, self._device)
-        self._addresses = self._current_addresses()
+        self._addresses: tuple[int, ...] = self._current_addresses()
 
 
 def _log_choice(name: str, device: torch.device) -> None:
