@@ -154,6 +154,8 @@ class Rollback:
 class _PayloadTables:
     """The plane table of a worker's KV caches, rebuilt when their memory moves."""
 
+    _addresses: tuple[int, ...]
+
     def __init__(
         self,
         layers: Mapping[str, Any],
@@ -196,7 +198,7 @@ class _PayloadTables:
         """Of this step, one per cache group."""
         self.storages = kv_layout.storages(self._layers[name] for name in names)
         self.planes = plane_table(planes, self._device)
-        self._addresses: tuple[int, ...] = self._current_addresses()
+        self._addresses = self._current_addresses()
 
 
 def _log_choice(name: str, device: torch.device) -> None:
