@@ -21,8 +21,18 @@ MAX_DRAFT_LENGTH = 16
 """Largest allowed ``num_speculative_tokens``. At a per-token probability of 0.9 the
 17th draft token survives one step in six, and each one costs a draft step."""
 
-DEFAULT_DRAFT_LENGTH = 3
-"""Upper bound on the draft length when the user names none.
+DEFAULT_DRAFT_LENGTH = 8
+"""Upper bound on the draft length when the user names none and K is chosen online.
+
+Why 8: a controller uses it only where it pays, so the bound need not be a compromise.
+Text that the MTP layers know well (code, boilerplate, structured output) accepts more
+than 5 tokens in a row; at a per-token probability of 0.9 the eighth draft token still
+survives in 43 % of the drafts, and beyond it little is left. The bound itself costs 8
+reserved KV slots for a request while it drafts.
+"""
+
+DEFAULT_FIXED_DRAFT_LENGTH = 3
+"""K when the user names none and it is the same for every step.
 
 Why 3: models ship one MTP layer that was trained for one step, so later positions
 decay (70/11/2 % in FastMTP; 81/56/36 % after tuning). With a per-token probability
@@ -48,8 +58,8 @@ class MTPPlusConfig(BaseModel):
         le=MAX_DRAFT_LENGTH,
         description=(
             "Upper bound on the draft length K of a request in one step. Unset: "
-            f"{DEFAULT_DRAFT_LENGTH}, or the next multiple of the model's number of "
-            "MTP layers."
+            f"{DEFAULT_DRAFT_LENGTH} ({DEFAULT_FIXED_DRAFT_LENGTH} with the `fixed` "
+            "controller), or the next multiple of the model's number of MTP layers."
         ),
     )
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
@@ -76,12 +86,32 @@ class MTPPlusConfig(BaseModel):
             "`scrub` zeroes those, too, in every layer. The output is the same."
         ),
     )
-    controller: Literal["fixed", "random"] = Field(
-        default="fixed",
+    controller: Literal["goodput", "threshold", "fixed", "random"] = Field(
+        default="goodput",
         description=(
-            "Who chooses K. `fixed` always drafts the upper bound; `random` draws K "
-            "anew for every request and step, to test that the output does not "
-            "depend on it."
+            "Who chooses K. `goodput`: the draft depth of each step and each request's "
+            "K that promise the most committed tokens per second, from measured "
+            "acceptance and step times. `threshold`: one K for all, shorter below 60 % "
+            "acceptance. `fixed`: always the upper bound. `random`: any K, to test "
+            "that the output does not depend on it."
+        ),
+    )
+    max_tpot_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e6,
+        description=(
+            "Latency mode of `goodput`: no request may be expected to wait longer than "
+            "this for a token (step time over its own acceptance length). Unset: the "
+            "most tokens per second over all requests."
+        ),
+    )
+    trace_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "File for a trace of every step (decision, acceptance, sizes, time), to be "
+            "replayed with `vllm-mtp trace replay`. Unset: none."
         ),
     )
     controller_seed: int = Field(
@@ -153,12 +183,38 @@ class SplitOptions(NamedTuple):
             draft_length: resolved upper bound on K.
         """
         shared = self.own.model_dump(include=set(SHARED_KEYS))
-        return {
+        options = {
             **self.passthrough,
             **shared,
             "method": VLLM_METHOD,
             "num_speculative_tokens": draft_length,
         }
+        if self.own.controller != "fixed":
+            options["num_speculative_tokens_per_batch_size"] = tier_table(draft_length)
+        return options
+
+
+GRAPH_TIERS = (0, 1, 2, 3, 5, 8, 12, 16)
+"""Draft lengths that have CUDA graphs of their own. Each costs a set of graphs at
+start, so not every length has one; the gaps grow as survival falls."""
+
+
+def graph_tiers(max_draft_length: int) -> tuple[int, ...]:
+    """Draft lengths up to a bound that have CUDA graphs; the bound is one of them."""
+    lower = (k for k in GRAPH_TIERS if k < max_draft_length)
+    return (*lower, max_draft_length)
+
+
+def tier_table(max_draft_length: int) -> list[tuple[int, int, int]]:
+    """vLLM's table of draft lengths by batch size, made to name every tier.
+
+    vLLM captures full CUDA graphs for the draft lengths in this table, up to the
+    largest batch at which it names them. Which length a step has is the controller's
+    affair, so the tiers simply take turns: whatever ``max_num_seqs`` is, each is named
+    close below it.
+    """
+    tiers = graph_tiers(max_draft_length)[::-1]
+    return [(n, n, tiers[(n - 1) % len(tiers)]) for n in range(1, 1025)]
 
 
 def split_options(
@@ -225,7 +281,13 @@ def _describe_branch(branch: Mapping[str, Any]) -> str:
         if branch["maximum"] >= 2**62:
             return f"an integer >= {branch['minimum']}"
         return f"an integer from {branch['minimum']} to {branch['maximum']}"
-    return {"null": "unset"}.get(branch["type"], str(branch["type"]))
+    if branch["type"] == "number":
+        return (
+            f"a number above {branch['exclusiveMinimum']:g}, at most "
+            f"{branch['maximum']:g}"
+        )
+    words = {"null": "unset", "string": "a text that is not empty"}
+    return words.get(branch["type"], str(branch["type"]))
 
 
 def _unknown_key_message(key: str, vllm_keys: Collection[str]) -> str:
@@ -251,7 +313,9 @@ def resolve_draft_length(own: MTPPlusConfig, num_mtp_layers: int) -> int:
     """
     asked = own.num_speculative_tokens
     if asked is None:
-        multiple = -(-DEFAULT_DRAFT_LENGTH // num_mtp_layers) * num_mtp_layers
+        is_fixed = own.controller == "fixed"
+        default = DEFAULT_FIXED_DRAFT_LENGTH if is_fixed else DEFAULT_DRAFT_LENGTH
+        multiple = -(-default // num_mtp_layers) * num_mtp_layers
         return min(multiple, MAX_DRAFT_LENGTH)
     if asked > num_mtp_layers and asked % num_mtp_layers:
         raise ConfigError(

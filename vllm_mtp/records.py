@@ -18,6 +18,11 @@ class DecodeRequest(NamedTuple):
     request_id: str
     num_context_tokens: int
     """Tokens whose KV the target reads when it verifies this request's drafts."""
+    is_greedy: bool = True
+    """Temperature 0. Sampled requests are estimated apart: they accept less."""
+    pinned_draft_length: int | None = None
+    """Draft length that the user fixed for this request, 0 for off; None leaves it to
+    the controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class DraftDecision:
     """Draft steps that the MTP layers run for the whole batch, 0..K_max."""
     num_draft_tokens: Mapping[str, int]
     """Draft length K of each request, 0..draft_depth, by request id."""
+    reason: str = ""
+    """Why, in a word for logs and metrics: ``exploit``, ``probe``, ``fixed``, ..."""
 
 
 class RequestOutcome(NamedTuple):
@@ -57,6 +64,19 @@ class StepOutcome:
     step_time_s: float
     """Seconds from the step's start to its output. Where steps overlap (async
     scheduling): seconds since the output before it."""
+    draft_depth: int = 0
+    """Draft steps of the MTP layers whose time lies within ``step_time_s``: those at
+    the end of this step, or, where the output is handed over before drafting (async
+    scheduling on a GPU), those at the end of the step before."""
+    num_decode_requests: int = 0
+    """Requests that decoded, those without draft tokens included."""
+    num_prefill_tokens: int = 0
+    """Rows of requests in prefill. Such steps tell nothing about the cost of K."""
+    num_context_tokens: int = 0
+    """Tokens in the KV cache of the requests that decoded, summed."""
+    num_catch_up_tokens: int = 0
+    """Tokens that the MTP layers had not seen while drafting was off, and saw in this
+    step before they drafted."""
 
     @property
     def num_draft_tokens(self) -> int:

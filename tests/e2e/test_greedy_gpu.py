@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-FIXED = {"method": "mtp_plus"}
+FIXED = {"method": "mtp_plus", "controller": "fixed"}
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 
 

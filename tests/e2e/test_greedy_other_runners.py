@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_jobs import JobResult, Jobs, run_jobs
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 
-FIXED = {"method": "mtp_plus"}
+FIXED = {"method": "mtp_plus", "controller": "fixed"}
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 SMALL = {"max_num_seqs": 8, "max_model_len": 192}
 

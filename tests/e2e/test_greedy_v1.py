@@ -28,7 +28,11 @@ RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "rand
 
 
 def fixed(draft_length: int) -> dict[str, Any]:
-    return {"method": "mtp_plus", "num_speculative_tokens": draft_length}
+    return {
+        "method": "mtp_plus",
+        "num_speculative_tokens": draft_length,
+        "controller": "fixed",
+    }
 
 
 @pytest.mark.parametrize(

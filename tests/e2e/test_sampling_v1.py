@@ -21,7 +21,7 @@ SETTINGS = [
     {"temperature": 0.2, "top_p": 1.0},
     {"temperature": 1.0, "top_p": 0.9},
 ]
-SPEC = {"method": "mtp_plus"}
+SPEC = {"method": "mtp_plus", "controller": "fixed"}
 PROMPT = 3
 
 

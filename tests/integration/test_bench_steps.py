@@ -20,7 +20,7 @@ def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_servers_are_compared_step_by_step(tmp_path: Path) -> None:
-    plus = '={"method": "mtp_plus", "num_speculative_tokens": 2'
+    plus = '={"method": "mtp_plus", "controller": "fixed", "num_speculative_tokens": 2'
     result = bench_steps(
         *("--contender", f"kept{plus}}}"),
         *("--contender", f'scrubbed{plus}, "kv_rollback": "scrub"}}'),

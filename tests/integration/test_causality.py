@@ -168,7 +168,11 @@ def bench(
     family = request.param
     model = write_checkpoint(tmp_path_factory.mktemp(family), family)
     references = _decode_one_by_one(family, model)
-    options = {"method": "mtp_plus", "num_speculative_tokens": K}
+    options = {
+        "method": "mtp_plus",
+        "num_speculative_tokens": K,
+        "controller": "fixed",
+    }
     with family_engine(model, family, options, **ENGINE) as llm:
         runner = model_runner(llm)
         drafts = ForcedDrafts(runner.drafter)

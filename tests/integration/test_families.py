@@ -21,14 +21,14 @@ from tests.support.engines import (
 from tests.support.families import FAMILIES
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, ConfigError
+from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, ConfigError
 
 MAX_TOKENS = 28
 NO_SPECULATION = "none"
 
 SPECULATIONS: dict[str, dict[str, Any] | None] = {
     NO_SPECULATION: None,
-    "default": {"method": "mtp_plus"},
+    "fixed": {"method": "mtp_plus", "controller": "fixed"},
     "random_k": {
         "method": "mtp_plus",
         "num_speculative_tokens": 5,
@@ -71,7 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 
 families = pytest.mark.parametrize("family", FAMILIES)
-speculations = pytest.mark.parametrize("speculation", ["default", "random_k"])
+speculations = pytest.mark.parametrize("speculation", ["fixed", "random_k"])
 
 
 @families
@@ -107,9 +107,9 @@ def test_some_drafts_are_accepted_and_some_rejected(
 
 
 @families
-def test_default_draft_length_is_three(family: str, run: Runner) -> None:
-    counts = run(family, "default").counts
-    assert counts.num_draft_tokens == DEFAULT_DRAFT_LENGTH * counts.num_drafts
+def test_fixed_draft_length_is_three(family: str, run: Runner) -> None:
+    counts = run(family, "fixed").counts
+    assert counts.num_draft_tokens == DEFAULT_FIXED_DRAFT_LENGTH * counts.num_drafts
 
 
 @families
@@ -138,7 +138,7 @@ def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
     run: Runner, tmp_path: Path
 ) -> None:
     model = write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
-    with family_engine(model, "mimo", SPECULATIONS["default"]) as llm:
+    with family_engine(model, "mimo", SPECULATIONS["fixed"]) as llm:
         outputs, counts = greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm)
     assert counts.num_drafts > 0
     assert counts.acceptance_rate < 0.05, counts
@@ -150,7 +150,7 @@ def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) ->
     model = write_checkpoint(tmp_path, family, mtp_weights="missing")
     with (
         pytest.raises(ConfigError, match=r"weights of MTP layer 0 .* are missing"),
-        family_engine(model, family, SPECULATIONS["default"]),
+        family_engine(model, family, SPECULATIONS["fixed"]),
     ):
         pass
 
@@ -160,6 +160,6 @@ def test_model_without_mtp_layers_is_refused(family: str, tmp_path: Path) -> Non
     model = write_checkpoint(tmp_path, family, num_mtp_layers=0)
     with (
         pytest.raises(ConfigError, match="has no MTP layers"),
-        family_engine(model, family, SPECULATIONS["default"]),
+        family_engine(model, family, SPECULATIONS["fixed"]),
     ):
         pass

@@ -54,7 +54,10 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
         ({"num_speculative_tokens": 0}, ["num_speculative_tokens=0", "from 1 to 16"]),
         ({"num_speculative_tokens": 17}, ["num_speculative_tokens=17", "1 to 16"]),
         ({"num_speculative_tokens": "3"}, ["num_speculative_tokens='3'", "integer"]),
-        ({"controller": ["fixed"]}, ["controller", "'fixed' or 'random'"]),
+        (
+            {"controller": ["fixed"]},
+            ["controller", "'goodput' or 'threshold' or 'fixed' or 'random'"],
+        ),
         (
             {"rejection_sample_method": "synthetic"},
             ["rejection_sample_method='synthetic'", "'standard' or 'block'"],

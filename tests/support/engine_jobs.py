@@ -25,11 +25,14 @@ class Jobs:
     prompts: list[list[int]]
     max_tokens: int
     engines: list[dict[str, Any]]
-    """Arguments of ``vllm.LLM``; ``async_scheduling`` is honoured on the CPU, too."""
+    """Arguments of ``vllm.LLM``; ``async_scheduling`` is honoured on the CPU, too, and
+    ``never_rest`` keeps the MTP layers running while drafting is off."""
     v2: bool = False
     """Model Runner V2 under Triton's interpreter."""
     watch_slots: bool = False
     """Look after every step whether rejected KV slots are zero; all must speculate."""
+    script: list[int] = field(default_factory=list)
+    """Draft depths of the steps, over and over; empty leaves them to the controller."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -46,6 +49,9 @@ class JobResult:
     violations: list[str] = field(default_factory=list)
     """What ``SlotWatch`` found, if asked to watch."""
     num_checked_slots: int = 0
+    accepted: list[list[list[int]]] = field(default_factory=list)
+    """Of each step of a script: (request, drafted, accepted)."""
+    num_catch_up_tokens: int = 0
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -84,8 +90,11 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
         _let_the_cpu_schedule_async()
+    if arguments.pop("never_rest", False):
+        _never_rest()
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
+        recorder = _play(llm, jobs.script) if jobs.script else None
         continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
         return JobResult(
             continuations,
@@ -93,7 +102,32 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             *_class_names(llm),
             violations=watch.violations if watch else [],
             num_checked_slots=watch.num_checked_slots if watch else 0,
+            accepted=accepted_by_step(recorder.outcomes) if recorder else [],
+            num_catch_up_tokens=(
+                sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
+            ),
         )
+
+
+def accepted_by_step(outcomes: Any) -> list[list[list[int]]]:
+    """(number of the request, drafted, accepted) of each step."""
+    return [
+        sorted([int(i.split("-")[0]), k, accepted] for i, k, accepted in step.requests)
+        for step in outcomes
+    ]
+
+
+def _play(llm: Any, script: list[int]) -> Any:
+    from tests.support.watch import play_script
+
+    return play_script(llm, script)
+
+
+def _never_rest() -> None:
+    """From here on this process keeps the MTP layers' KV always up to date."""
+    from vllm_mtp.integration import pause
+
+    pause.may_rest = lambda config: False
 
 
 def _watch(llm: Any) -> Any:

@@ -13,6 +13,25 @@ from vllm_mtp.records import (
 )
 
 
+class ScriptedController:
+    """Depths read from a list, over and over; every request gets the depth."""
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        self.depths = depths
+        self._num_steps = 0
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        depth = self.depths[self._num_steps % len(self.depths)]
+        self._num_steps += 1
+        return DraftDecision(depth, {r.request_id: depth for r in requests}, "script")
+
+    def may_draft(self) -> bool:
+        return self.depths[self._num_steps % len(self.depths)] > 0
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """The script is written."""
+
+
 class RecordingController:
     """Passes everything on to the engine's own controller and remembers it."""
 
@@ -24,6 +43,9 @@ class RecordingController:
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         self.decisions.append(self.controller.decide(requests))
         return self.decisions[-1]
+
+    def may_draft(self) -> bool:
+        return self.controller.may_draft()
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
@@ -40,6 +62,12 @@ def record_outcomes(llm: Any) -> RecordingController:
     scheduler = scheduler_of(llm)
     scheduler.controller = RecordingController(scheduler.controller)
     return scheduler.controller
+
+
+def play_script(llm: Any, depths: Sequence[int]) -> RecordingController:
+    """Let a script decide about the depth of every step, and record it."""
+    scheduler_of(llm).controller = ScriptedController(depths)
+    return record_outcomes(llm)
 
 
 def record_rejected_slots(llm: Any) -> list[RejectedSlots]:

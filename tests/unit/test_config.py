@@ -13,9 +13,11 @@ from vllm_mtp.config import (
     REFUSED_KEYS,
     ConfigError,
     MTPPlusConfig,
+    graph_tiers,
     parse_own_options,
     resolve_draft_length,
     split_options,
+    tier_table,
 )
 
 VLLM_KEYS = frozenset({"model", "quantization", "max_model_len", "method", *OWN_KEYS})
@@ -31,7 +33,9 @@ def test_vllm_gets_its_own_method_and_its_own_options_untouched() -> None:
     split = split_options(
         {"method": "mtp_plus", "quantization": "fp8", "max-model-len": 7}, VLLM_KEYS
     )
-    assert split.vllm_options(draft_length=4) == {
+    options = split.vllm_options(draft_length=4)
+    assert options.pop("num_speculative_tokens_per_batch_size")
+    assert options == {
         "method": "mtp",
         "num_speculative_tokens": 4,
         "draft_sample_method": "greedy",
@@ -56,7 +60,9 @@ def test_a_bad_draft_length_is_refused_with_its_range(value: object) -> None:
     [
         ({"draft_sample_method": "nucleus"}, "'greedy' or 'probabilistic'"),
         ({"rejection_sample_method": "synthetic"}, "'standard' or 'block'"),
-        ({"controller": 3}, "'fixed' or 'random'"),
+        ({"controller": 3}, "'goodput' or 'threshold' or 'fixed' or 'random'"),
+        ({"max_tpot_ms": 0}, r"a number above 0, at most 1e\+06 or unset"),
+        ({"trace_path": ""}, "a text that is not empty or unset"),
         ({"controller_seed": -1}, "an integer >= 0"),
     ],
 )
@@ -98,7 +104,7 @@ def test_the_config_is_frozen() -> None:
     st.builds(
         MTPPlusConfig,
         num_speculative_tokens=st.none() | st.integers(1, MAX_DRAFT_LENGTH),
-        controller=st.sampled_from(["fixed", "random"]),
+        controller=st.sampled_from(["goodput", "threshold", "fixed", "random"]),
         controller_seed=st.integers(0, 2**63 - 1),
     )
 )
@@ -116,8 +122,30 @@ def test_the_default_draft_length_suits_any_number_of_mtp_layers(
     assert length <= num_mtp_layers or length % num_mtp_layers == 0
 
 
-def test_the_default_draft_length_of_a_one_layer_model_is_three() -> None:
-    assert resolve_draft_length(MTPPlusConfig(), 1) == 3
+def test_the_default_bound_of_a_one_layer_model_leaves_room_to_choose() -> None:
+    assert resolve_draft_length(MTPPlusConfig(), 1) == 8
+    assert resolve_draft_length(MTPPlusConfig(controller="fixed"), 1) == 3
+
+
+@pytest.mark.parametrize("max_num_seqs", [8, 9, 32, 100, 256, 1024])
+@pytest.mark.parametrize("draft_length", [1, 3, 4, 8, 16])
+def test_every_tier_has_cuda_graphs_close_to_the_largest_batch(
+    draft_length: int, max_num_seqs: int
+) -> None:
+    tiers = graph_tiers(draft_length)
+    assert tiers[0] == 0
+    assert tiers[-1] == draft_length
+    assert list(tiers) == sorted(set(tiers))
+    table = tier_table(draft_length)
+    assert [first for first, _, _ in table] == list(range(1, 1025))
+    widest = {k: n for n, _, k in table if n <= max_num_seqs}
+    assert set(widest) == set(tiers)
+    assert min(widest.values()) > max_num_seqs - len(tiers)
+
+
+def test_a_fixed_draft_length_needs_no_tiers() -> None:
+    split = split_options({"controller": "fixed"}, VLLM_KEYS)
+    assert "num_speculative_tokens_per_batch_size" not in split.vllm_options(3)
 
 
 @pytest.mark.parametrize(("asked", "layers"), [(3, 2), (5, 4), (7, 3)])

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from vllm_mtp.config import MTPPlusConfig
 from vllm_mtp.control.factory import make_controller
 from vllm_mtp.control.fixed import FixedController
+from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.randomized import RandomController
+from vllm_mtp.control.threshold import ThresholdController
 from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 
 REQUESTS = [DecodeRequest(f"request-{i}", 10 * i) for i in range(8)]
@@ -54,10 +56,21 @@ def test_random_with_the_same_seed_decides_the_same() -> None:
 
 
 def test_the_option_names_the_controller() -> None:
-    fixed = make_controller(MTPPlusConfig(), 3)
-    randomized = make_controller(MTPPlusConfig(controller="random"), 3)
-    assert isinstance(fixed, FixedController)
-    assert isinstance(randomized, RandomController)
+    classes = {
+        "goodput": GoodputController,
+        "threshold": ThresholdController,
+        "fixed": FixedController,
+        "random": RandomController,
+    }
+    for name, expected in classes.items():
+        assert type(make_controller(MTPPlusConfig(controller=name), 3)) is expected
+    assert type(make_controller(MTPPlusConfig(), 3)) is GoodputController
+
+
+def test_ranks_that_cannot_agree_draft_a_fixed_length() -> None:
+    controller = make_controller(MTPPlusConfig(), 8, data_parallel_size=2)
+    assert isinstance(controller, FixedController)
+    assert controller.draft_length == 3
 
 
 def test_an_outcome_adds_up_its_requests() -> None:

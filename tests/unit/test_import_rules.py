@@ -15,7 +15,14 @@ PACKAGE = Path(__file__).parents[2] / "vllm_mtp"
 LAYERS = (
     {"records"},
     {"config", "acceptance"},
-    {"control", "drafting", "verification", "kernels", "metrics"},
+    {
+        "control",
+        "drafting",
+        "verification",
+        "kernels",
+        "metrics",
+        "request_options",
+    },
     {"integration"},
     {"lab", "tuning"},
     {"cli"},
@@ -26,6 +33,7 @@ FORBIDDEN_THIRD_PARTY = {
     "records": {"vllm", "torch", "pydantic"},
     "config": {"vllm", "torch"},
     "acceptance": {"vllm", "torch"},
+    "request_options": {"vllm", "torch"},
     "control": {"vllm", "torch"},
     "drafting": {"vllm"},
     "verification": {"vllm"},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_mtp.cli.errors import errors_to_exit_codes
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
+from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
 
 if TYPE_CHECKING:
     from vllm_mtp.lab.demo_plan import DemoOptions
@@ -37,7 +37,7 @@ def demo(
             max=MAX_DRAFT_LENGTH,
             help="Draft length of vLLM's own mtp; mtp_plus chooses for itself.",
         ),
-    ] = DEFAULT_DRAFT_LENGTH,
+    ] = DEFAULT_FIXED_DRAFT_LENGTH,
     dtype: Annotated[
         str,
         typer.Option(help="Of the servers. Only in float32 texts are sure to agree."),

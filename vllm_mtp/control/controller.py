@@ -21,6 +21,14 @@ class Controller(Protocol):
         """
         ...
 
+    def may_draft(self) -> bool:
+        """Whether the next ``decide`` may choose a depth above 0, pins aside.
+
+        Asked when a step is scheduled, because KV slots for drafts are reserved then:
+        after False the next depth must be 0.
+        """
+        ...
+
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a finished step."""
         ...

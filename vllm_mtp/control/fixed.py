@@ -18,5 +18,8 @@ class FixedController:
             num_draft_tokens=dict.fromkeys(request_ids, self.draft_length),
         )
 
+    def may_draft(self) -> bool:
+        return self.draft_length > 0
+
     def observe(self, outcome: StepOutcome) -> None:
         """A fixed draft length learns nothing."""

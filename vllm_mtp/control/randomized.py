@@ -30,5 +30,8 @@ class RandomController:
             },
         )
 
+    def may_draft(self) -> bool:
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:
         """Randomness learns nothing."""

@@ -6,7 +6,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.integration import compat
+from vllm_mtp.integration import compat, request_validation
 from vllm_mtp.integration.settings import settings_of
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
@@ -44,6 +44,7 @@ def name_our_classes(config: VllmConfig) -> None:
     _refuse_contradictions(config, runner)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
+    request_validation.install()
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None

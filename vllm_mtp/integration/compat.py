@@ -81,12 +81,27 @@ SEAMS: tuple[Seam, ...] = (
             "request_id",
         ),
     ),
+    Seam("core", _SCHED + "scheduler.Scheduler.schedule"),
     Seam("core", _SCHED + "async_scheduler.AsyncScheduler"),
     Seam(
         "core",
         _SCHED + "output.SchedulerOutput",
-        ("num_scheduled_tokens", "num_spec_tokens_to_schedule"),
+        (
+            "num_scheduled_tokens",
+            "num_spec_tokens_to_schedule",
+            "scheduled_spec_decode_tokens",
+            "finished_req_ids",
+            "scheduled_cached_reqs",
+        ),
     ),
+    Seam("core", _SCHED + "output.CachedRequestData", ("resumed_req_ids",)),
+    # Requests (request_validation.py)
+    Seam(
+        "core",
+        "vllm.v1.engine.input_processor.InputProcessor._validate_params",
+        ("params",),
+    ),
+    Seam("core", "vllm.exceptions.VLLMValidationError", ("message", "parameter")),
     # Worker (worker.py)
     Seam("core", "vllm.v1.worker.gpu_worker.Worker.init_device"),
     Seam(
@@ -130,7 +145,21 @@ SEAMS: tuple[Seam, ...] = (
             "valid_sampled_tokens_count",
         ),
     ),
-    Seam("v1", _PROPOSER + "propose", ("num_rejected_tokens_gpu",)),
+    Seam(
+        "v1",
+        _PROPOSER + "propose",
+        (
+            "num_speculative_tokens",
+            "target_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "next_token_ids",
+            "token_indices_to_sample",
+            "common_attn_metadata",
+            "sampling_metadata",
+            "num_rejected_tokens_gpu",
+        ),
+    ),
     Seam(
         "v1",
         _PROPOSER + "_update_positions_dependent_metadata",
@@ -159,6 +188,7 @@ SEAMS: tuple[Seam, ...] = (
         "v1",
         "vllm.v1.worker.gpu_model_runner.ExecuteModelState",
         (
+            "scheduler_output",
             "spec_decode_metadata",
             "spec_decode_common_attn_metadata",
             "slot_mappings",
@@ -167,9 +197,18 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         "v1",
         "vllm.v1.spec_decode.metadata.SpecDecodeMetadata",
-        ("cu_num_draft_tokens",),
+        ("cu_num_draft_tokens", "num_draft_tokens"),
     ),
-    Seam("v1", "vllm.v1.sample.rejection_sampler.RejectionSampler.forward"),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler",
+        ("sampler", "spec_config", "device"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler.forward",
+        ("metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
     # Model Runner V2 (speculator_v2.py)
     Seam(
         "v2",
@@ -187,7 +226,49 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         "v2",
         _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator.propose",
-        ("input_batch",),
+        (
+            "input_batch",
+            "attn_metadata",
+            "slot_mappings",
+            "last_hidden_states",
+            "aux_hidden_states",
+            "num_sampled",
+            "num_rejected",
+            "last_sampled",
+            "next_prefill_tokens",
+            "dummy_run",
+            "num_speculative_tokens",
+        ),
+    ),
+    Seam(
+        "v2",
+        _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator._run_model",
+        ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp"),
+    ),
+    Seam(
+        "v2",
+        _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator"
+        ".on_prefill_begin",
+        ("num_reqs",),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.attn_utils.build_attn_metadata",
+        (
+            "attn_groups",
+            "num_reqs",
+            "num_tokens",
+            "query_start_loc_gpu",
+            "query_start_loc_cpu",
+            "max_query_len",
+            "seq_lens",
+            "max_seq_len",
+            "block_tables",
+            "slot_mappings",
+            "kv_cache_config",
+            "seq_lens_cpu_upper_bound",
+            "positions",
+        ),
     ),
     Seam(
         "v2",

@@ -23,6 +23,8 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.no_drafts_v1 import PlainSamplingWithoutDrafts
+from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.kernels.reference import PADDING_SLOT
@@ -54,7 +56,7 @@ class _DraftSlots:
         return self._starts[: num_slots + 1], self._ones[:num_slots]
 
 
-class _MTPPlusDrafter(AnnouncesRejectedSlots, SpecDecodeBaseProposer):
+class _MTPPlusDrafter(RestsWhileOff, AnnouncesRejectedSlots, SpecDecodeBaseProposer):
     can_scrub = True
     rollback: Rollback
     model_runner: Any
@@ -73,6 +75,8 @@ class _MTPPlusDrafter(AnnouncesRejectedSlots, SpecDecodeBaseProposer):
         """Take note of the target's pass whose tokens are about to be sampled."""
         self._step = state
         self._rolled_back = None
+        if state is not None:
+            self.forget_unseen(state.scheduler_output)
 
     def end_step(self) -> None:
         self._step = self._rolled_back = None
@@ -245,14 +249,19 @@ class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
     """Step 3.5: several MTP layers, run in turn."""
 
     can_scrub = False  # its layers lie in several cache groups
+    can_rest = False
 
 
 RUNNER_ATTRIBUTES = (
     "discard_request_mask",
+    "effective_drafter_max_model_len",
     "execute_model_state",
     "input_batch",
     "optimistic_seq_lens_cpu",
+    "num_spec_tokens",
     "rejection_sampler",
+    "requests",
+    "sampler",
 )
 DRAFTER_ATTRIBUTES = (
     "_slot_mapping_buffer",
@@ -283,7 +292,15 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
     check_attributes(runner, RUNNER_ATTRIBUTES)
-    check_attributes(runner.drafter, DRAFTER_ATTRIBUTES)
+    check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
+    runner.drafter.prepare_to_rest()
+    runner.rejection_sampler = PlainSamplingWithoutDrafts(
+        runner.sampler, runner.speculative_config, runner.device
+    )
     runner.rejection_sampler.register_forward_hook(runner.drafter.after_verification)
+    # vLLM stops drafting for the whole batch when one request nears the model's end,
+    # and then has zeros verified. Draft steps beyond the end are harmless: each
+    # request's positions are clamped and its slots masked on the way.
+    runner.effective_drafter_max_model_len += runner.num_spec_tokens

@@ -5,12 +5,14 @@ chooses how deep the worker drafts at the end of this step (``draft_depth``) and
 many of those tokens each request will have verified in the next one. The draft tokens
 beyond a request's own K are cut before vLLM schedules them: in the sync scheduler when
 they arrive, in the async one from the placeholders that stand for them.
+
+Slots for drafts are reserved (``num_lookahead_tokens``) when a step is scheduled, so
+only for steps that may draft: the controller says so beforehand.
 """
 
-import time
-from collections import deque
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -18,55 +20,150 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import make_controller
+from vllm_mtp.integration import pause
+from vllm_mtp.integration.scheduled_steps import (
+    ScheduledStep,
+    StepOutcomes,
+    UnseenCounts,
+)
 from vllm_mtp.integration.settings import settings_of
-from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
+from vllm_mtp.records import (
+    DecodeRequest,
+    DraftDecision,
+    RequestOutcome,
+)
+from vllm_mtp.request_options import pinned_draft_length
+
+_GREEDY_TEMPERATURE = 1e-5
+"""Below it vLLM samples greedily."""
+
+
+class _RequestTraits:
+    """What does not change during a request's life."""
+
+    __slots__ = ("is_greedy", "pinned_draft_length")
+
+    def __init__(self, request: Any, max_draft_length: int) -> None:
+        params = request.sampling_params
+        self.is_greedy = params is None or params.temperature < _GREEDY_TEMPERATURE
+        # Validated when the request came in.
+        self.pinned_draft_length = pinned_draft_length(
+            params and params.extra_args, max_draft_length
+        )
 
 
 class _ControlledScheduler(Scheduler):
     """What the sync and the async scheduler have in common."""
 
     controller: Controller
+    num_lookahead_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.controller = make_controller(
-            settings_of(self.vllm_config), self.num_spec_tokens
+            settings_of(self.vllm_config),
+            self.num_spec_tokens,
+            self.parallel_config.data_parallel_size,
         )
+        is_async = isinstance(self, AsyncScheduler)
+        self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
+        self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}
-        self._request_outcomes: list[RequestOutcome] = []
-        self._step_started_at_s: deque[float] = deque()
-        self._last_output_at_s = 0.0
+        self._traits: dict[str, _RequestTraits] = {}
+        self._max_lookahead = self.num_lookahead_tokens
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        may_draft = (
+            getattr(self.controller, "may_draft", lambda: True)()
+            or self._is_any_pinned()
+        )
+        self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
+        return super().schedule(*args, **kwargs)
+
+    def _is_any_pinned(self) -> bool:
+        return any(t.pinned_draft_length for t in self._traits.values())
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        if scheduler_output.total_num_scheduled_tokens:
-            self._step_started_at_s.append(time.monotonic())
         for request_id in scheduler_output.finished_req_ids:
-            self._draft_lengths.pop(request_id, None)
-        scheduler_output.num_spec_tokens_to_schedule = self._decide(scheduler_output)
+            self._forget(request_id)
+        depth = 0
+        if scheduler_output.total_num_scheduled_tokens:
+            depth = self._close_step(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = depth
         super()._update_after_schedule(scheduler_output)
 
-    def _decide(self, scheduler_output: SchedulerOutput) -> int:
+    def _forget(self, request_id: str) -> None:
+        self._draft_lengths.pop(request_id, None)
+        self._traits.pop(request_id, None)
+        if self._unseen is not None:
+            self._unseen.forget(request_id)
+
+    def _close_step(self, scheduler_output: SchedulerOutput) -> int:
+        """Decide about a step and note what is known of it; returns its depth."""
+        next_decoding: list[DecodeRequest] = []
+        num_decoding = num_prefill_tokens = num_context_tokens = 0
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        for request_id, num_rows in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            num_before = request.num_computed_tokens
+            num_after = num_before + num_rows
+            num_drafts = len(drafts[request_id]) if request_id in drafts else 0
+            if num_rows == num_drafts + 1 and num_before >= request.num_prompt_tokens:
+                num_decoding += 1
+                num_context_tokens += num_before
+            else:
+                num_prefill_tokens += num_rows
+            # The same test by which vLLM sets `is_prefill_chunk` a moment later.
+            if num_after >= request.num_tokens + request.num_output_placeholders:
+                traits = self._traits_of(request)
+                next_decoding.append(
+                    DecodeRequest(
+                        request_id,
+                        num_after,
+                        traits.is_greedy,
+                        traits.pinned_draft_length,
+                    )
+                )
+        depth = self._decide(next_decoding)
+        num_rows_of = scheduler_output.num_scheduled_tokens
+        num_draft_tokens = sum(map(len, drafts.values()))
+        caught_up = 0
+        if self._unseen is not None:
+            caught_up = self._unseen.step(num_rows_of, num_draft_tokens, depth)
+        self._outcomes.begin(
+            ScheduledStep(
+                len(num_rows_of),
+                scheduler_output.total_num_scheduled_tokens,
+                num_decoding,
+                num_prefill_tokens,
+                num_context_tokens,
+                depth,
+                caught_up,
+            )
+        )
+        return depth
+
+    def _traits_of(self, request: Any) -> _RequestTraits:
+        traits = self._traits.get(request.request_id)
+        if traits is None:
+            traits = _RequestTraits(request, self.num_spec_tokens)
+            self._traits[request.request_id] = traits
+        return traits
+
+    def _decide(self, decoding: list[DecodeRequest]) -> int:
         """Ask the controller; returns the draft depth of this step."""
-        decoding = self._requests_that_will_decode(scheduler_output)
         # Nobody would use the drafts of a step that only prefills. Ranks of a
         # data-parallel engine must draft equally deep, whatever their own batch.
         if not decoding and self.parallel_config.data_parallel_size == 1:
             return 0
         decision = self.controller.decide(decoding)
+        if not self.num_lookahead_tokens:
+            # A pin that came in with this very step: no slots yet, from the next on.
+            decision = DraftDecision(
+                0, dict.fromkeys(decision.num_draft_tokens, 0), decision.reason
+            )
         self._draft_lengths.update(decision.num_draft_tokens)
         return decision.draft_depth
-
-    def _requests_that_will_decode(
-        self, scheduler_output: SchedulerOutput
-    ) -> list[DecodeRequest]:
-        decoding = []
-        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            num_computed = request.num_computed_tokens + num_tokens
-            # The same test by which vLLM sets `is_prefill_chunk` a moment later.
-            if num_computed >= request.num_tokens + request.num_output_placeholders:
-                decoding.append(DecodeRequest(request_id, num_computed))
-        return decoding
 
     def _cut_draft(self, request_id: str) -> None:
         """Shorten a request's waiting draft to the K that was decided for it."""
@@ -86,7 +183,7 @@ class _ControlledScheduler(Scheduler):
         request_id: str,
     ) -> Any:
         num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        self._request_outcomes.append(
+        self._outcomes.add(
             RequestOutcome(
                 request_id, num_draft_tokens - num_invalid, num_accepted_tokens
             )
@@ -106,20 +203,8 @@ class _ControlledScheduler(Scheduler):
     ) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
-            self.controller.observe(self._take_outcome(scheduler_output))
+            self.controller.observe(self._outcomes.take())
         return outputs
-
-    def _take_outcome(self, scheduler_output: SchedulerOutput) -> StepOutcome:
-        now_s = time.monotonic()
-        started_at_s = max(self._step_started_at_s.popleft(), self._last_output_at_s)
-        self._last_output_at_s = now_s
-        requests, self._request_outcomes = tuple(self._request_outcomes), []
-        return StepOutcome(
-            requests=requests,
-            num_requests=len(scheduler_output.num_scheduled_tokens),
-            num_scheduled_tokens=scheduler_output.total_num_scheduled_tokens,
-            step_time_s=now_s - started_at_s,
-        )
 
 
 class MTPPlusScheduler(_ControlledScheduler):

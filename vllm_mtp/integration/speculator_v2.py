@@ -18,14 +18,16 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.pause_v2 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
 
 
-class _MTPPlusSpeculator(AnnouncesRejectedSlots, DraftModelSpeculator):
+class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpeculator):
     can_scrub = True
     rollback: Rollback
+    model_runner: Any
     _step: Any = None
     """vLLM's ``ExecuteModelState`` while its tokens are sampled."""
     _num_rejected: torch.Tensor | None = None
@@ -44,9 +46,22 @@ class _MTPPlusSpeculator(AnnouncesRejectedSlots, DraftModelSpeculator):
         """Attention layers that only drafting writes; none where the target's are."""
         return self.draft_attn_layer_names if self.advance_draft_positions else ()
 
-    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        draft_tokens = super().propose(input_batch, *args, **kwargs)
-        if self._num_rejected is not None and self.mtp_layers:
+    def propose(
+        self,
+        input_batch: Any,
+        *args: Any,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        draft_tokens = super().propose(
+            input_batch,
+            *args,
+            num_speculative_tokens=num_speculative_tokens,
+            **kwargs,
+        )
+        # The scheduler reserves no slots for drafts where there are none.
+        has_drafted = num_speculative_tokens and self.mtp_layers
+        if has_drafted and self._num_rejected is not None:
             self._scrub_drafted(input_batch, self._num_rejected)
         self._num_rejected = None
         return draft_tokens
@@ -125,6 +140,7 @@ class MTPPlusMultiModuleSpeculator(_MTPPlusSpeculator, MultiModuleMTPSpeculator)
     """Several MTP layers, run in turn."""
 
     can_scrub = False  # each layer drafts from other positions
+    can_rest = False
     mtp_layers = ()
 
 
@@ -156,6 +172,8 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator = None
     del theirs
     runner.speculator = ours(runner.vllm_config, runner.device)
-    check_attributes(runner, ("execute_model_state",))
-    check_attributes(runner.speculator, SPECULATOR_ATTRIBUTES)
+    check_attributes(runner, ("execute_model_state", "req_states"))
+    check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.speculator.rollback = rollback
+    runner.speculator.model_runner = runner
+    runner.speculator.prepare_to_rest()

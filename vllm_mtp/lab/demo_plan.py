@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, METHOD, VLLM_METHOD, ConfigError
+from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD, ConfigError
 
 NO_SPECULATION = "none"
 METHODS = (NO_SPECULATION, VLLM_METHOD, METHOD)
@@ -67,7 +67,7 @@ class DemoOptions:
     num_prompts: int = 6
     max_tokens: int = 64
     num_repeats: int = 3
-    baseline_draft_tokens: int = DEFAULT_DRAFT_LENGTH
+    baseline_draft_tokens: int = DEFAULT_FIXED_DRAFT_LENGTH
     dtype: str = "float32"
     start_timeout_s: float = 600.0
     serve_args: tuple[str, ...] = ()

@@ -71,10 +71,11 @@ class Contender(NamedTuple):
 def default_contenders(draft_length: int) -> tuple[Contender, ...]:
     """vLLM's own `mtp` and both rollbacks of `mtp_plus`, drafting equally long."""
     same = {"num_speculative_tokens": draft_length}
+    ours = {"method": METHOD, **same, "controller": "fixed"}
     return (
         Contender(f"mtp K={draft_length}", {"method": VLLM_METHOD, **same}),
-        Contender("mtp_plus", {"method": METHOD, **same}),
-        Contender("mtp_plus scrub", {"method": METHOD, **same, "kv_rollback": "scrub"}),
+        Contender("mtp_plus", ours),
+        Contender("mtp_plus scrub", {**ours, "kv_rollback": "scrub"}),
     )
 
 

@@ -1,0 +1,133 @@
+"""``vllm-mtp bench grid`` as a user runs it, interrupted and continued."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("vllm-mtp")
+CONTENDERS = ["none", "mtp K=1", "mtp_plus"]
+CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
+TINY = [
+    *("--workload", "code,phases", "--concurrency", "2", "--temperature", "0"),
+    *("--context", "short", "--draft-lengths", "1", "--repeats", "2"),
+    *("--round-seconds", "0.05", "--kv-cache-mib", "32"),
+]
+ENVIRON = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+
+
+def bench_grid(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, "bench", "grid", *arguments],
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    """What has been measured so far."""
+    lines = [line for path in folder.glob("*.jsonl") for line in path.open()]
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if record["kind"] == "round"]
+
+
+def children(parent: int) -> list[int]:
+    """Processes that another one started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        if int(after_name[1]) == parent:
+            found.append(int(status.parent.name))
+    return found
+
+
+def interrupt_after_the_first_rounds(folder: Path) -> int:
+    """Start, wait for a whole repeat, press Ctrl-C; how many rounds were kept."""
+    process = subprocess.Popen(
+        [PROGRAM, "bench", "grid", *TINY, "--output", str(folder)],
+        env=ENVIRON,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 200
+        while len(rounds(folder)) < len(CONTENDERS):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        engines = children(process.pid)
+        assert len(engines) == len(CONTENDERS)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "what was measured is kept" in errors
+    assert not [pid for pid in engines if Path(f"/proc/{pid}").exists()]
+    return len(rounds(folder))
+
+
+def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) -> None:
+    num_kept = interrupt_after_the_first_rounds(tmp_path)
+    assert num_kept < len(CONTENDERS) * len(CELLS) * 2  # it was not over yet
+    first = rounds(tmp_path)[: len(CONTENDERS)]
+
+    done = bench_grid(*TINY, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+    (path,) = tmp_path.glob("grid-*.json")
+    result = json.loads(path.read_text())
+    assert rounds(tmp_path)[: len(CONTENDERS)] == first  # nothing measured was lost
+    keys = [(r["cell"], r["repeat"], r["contender"]) for r in rounds(tmp_path)]
+    assert len(set(keys)) == len(CONTENDERS) * len(CELLS) * 2
+    assert len(keys) < len(set(keys)) + len(CONTENDERS)  # at most one repeat again
+
+    assert [cell["name"] for cell in result["cells"]] == CELLS
+    for cell in result["cells"]:
+        assert cell["identical_texts"]
+        assert list(cell["contenders"]) == CONTENDERS
+        static = cell["contenders"]["mtp K=1"]
+        assert static["acceptance_length"] > 1
+        assert static["split_ms"]["draft"] > 0
+        assert len(cell["plus_over_none"]["each"]) == 2
+    code, phases = (cell["contenders"]["mtp K=1"] for cell in result["cells"])
+    acceptance = "acceptance_per_position"
+    assert phases[acceptance][0] < code[acceptance][0]  # half of it is constrained
+    assert all(engine["has_mended_sampling"] for engine in result["engines"].values())
+    assert result["provenance"]["versions"]["vllm"]
+    assert len(list(tmp_path.glob("grid-*.png"))) == 3
+
+    refused = bench_grid(*TINY, "--output", str(tmp_path), "--dtype", "bfloat16")
+    assert refused.returncode == 2
+    assert "dtype: 'bfloat16' is not 'float32', with which" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workload", "poems"], "workload: 'poems' is not allowed; must be of code"),
+        (["--concurrency", "1;2"], "concurrency: '1;2' is not allowed"),
+        (["--model", "/nowhere"], "model: '/nowhere' is neither a folder"),
+        (["--report-only", "/nowhere.jsonl"], "/nowhere.jsonl holds nothing"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    result = bench_grid("--output", str(tmp_path), *arguments)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,88 @@
+"""From scheduled steps to outcomes: sizes, times, and tokens that wait."""
+
+import pytest
+
+from vllm_mtp.integration import scheduled_steps
+from vllm_mtp.integration.scheduled_steps import (
+    ScheduledStep,
+    StepOutcomes,
+    UnseenCounts,
+)
+from vllm_mtp.records import RequestOutcome
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(scheduled_steps, "time", clock)
+    return clock
+
+
+def step(depth: int, catch_up: int = 0) -> ScheduledStep:
+    return ScheduledStep(3, 9, 2, 5, 700, depth, catch_up)
+
+
+def test_an_outcome_holds_what_was_scheduled_and_what_came_of_it(clock: Clock) -> None:
+    outcomes = StepOutcomes(drafts_after_output=False)
+    outcomes.begin(step(depth=2, catch_up=11))
+    clock.now_s += 0.5
+    outcomes.add(RequestOutcome("a", 2, 1))
+    outcome = outcomes.take()
+    assert outcome.requests == (RequestOutcome("a", 2, 1),)
+    assert outcome.step_time_s == pytest.approx(0.5)
+    assert (outcome.num_requests, outcome.num_scheduled_tokens) == (3, 9)
+    assert (outcome.num_decode_requests, outcome.num_prefill_tokens) == (2, 5)
+    assert (outcome.num_context_tokens, outcome.draft_depth) == (700, 2)
+    assert outcome.num_catch_up_tokens == 11
+    outcomes.begin(step(depth=0))
+    assert outcomes.take().requests == ()  # each outcome is told once
+
+
+def test_overlapping_steps_are_timed_from_output_to_output(clock: Clock) -> None:
+    outcomes = StepOutcomes(drafts_after_output=False)
+    outcomes.begin(step(1))
+    clock.now_s += 0.1
+    outcomes.begin(step(2))
+    clock.now_s += 0.3
+    assert outcomes.take().step_time_s == pytest.approx(0.4)
+    clock.now_s += 0.2
+    second = outcomes.take()
+    assert second.step_time_s == pytest.approx(0.2)
+    assert second.draft_depth == 2
+    clock.now_s += 5.0  # idle: nobody asked for anything
+    outcomes.begin(step(3))
+    clock.now_s += 0.1
+    assert outcomes.take().step_time_s == pytest.approx(0.1)
+
+
+def test_where_drafts_follow_the_output_their_time_is_in_the_next_step() -> None:
+    outcomes = StepOutcomes(drafts_after_output=True)
+    depths = []
+    for depth in (1, 2, 3, 0):
+        outcomes.begin(step(depth, catch_up=10 * depth))
+        outcome = outcomes.take()
+        depths.append((outcome.draft_depth, outcome.num_catch_up_tokens))
+    assert depths == [(1, 10), (1, 10), (2, 20), (3, 30)]
+
+
+def test_tokens_wait_while_drafting_is_off_and_are_counted_once() -> None:
+    counts = UnseenCounts()
+    rows = {"a": 1, "b": 1}
+    assert counts.step(rows, 0, draft_depth=0) == 0
+    assert counts.step(rows, 0, draft_depth=0) == 0
+    assert counts.step({"a": 1, "c": 1}, 0, draft_depth=0) == 0
+    # Prompts and drafts to verify keep the MTP layers busy: nothing new waits.
+    assert counts.step({"a": 1, "d": 7}, 0, draft_depth=0) == 0
+    assert counts.step({"a": 3, "c": 1}, 2, draft_depth=0) == 0
+    assert counts.step({"a": 1, "d": 1}, 0, draft_depth=2) == 3
+    assert counts.step({"a": 1, "d": 1}, 0, draft_depth=2) == 0
+    counts.forget("b")
+    assert counts.step({"b": 1, "c": 1}, 0, draft_depth=1) == 1

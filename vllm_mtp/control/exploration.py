@@ -1,0 +1,83 @@
+"""How much may be spent on finding out.
+
+A probe is a decision that is not the best one known; its price is the time it takes
+beyond what its tokens would have taken at the best known goodput. The budget fills by
+a fixed fraction of the time of every step, beginning with a grant that pays for trying
+each draft length once, so what exploration costs is bounded by construction: in the
+long run never more than ``fraction`` of the time by the estimates of the day.
+"""
+
+from typing import NamedTuple
+
+
+class ExplorationOptions(NamedTuple):
+    """Bounds of exploration."""
+
+    fraction: float = 0.014
+    """Of the time that probes may cost in the long run."""
+    grant_steps: float = 4.0
+    """Budget at the start, in step times."""
+    max_saved_steps: float = 1.5
+    """Most that can be saved up later."""
+    max_debt_steps: float = 1.5
+    """Overdraft for following up on a surprise; later probes pay it back."""
+    pause_steps: int = 16
+    """Fewest steps between two probes once the grant is spent, surprises aside."""
+    urgent_steps: int = 12
+    """How long a surprise allows for overdraft and for probes without a pause."""
+    max_slowdown: float = 4.0
+    """A probe's step is never expected to take longer than this many best steps."""
+    optimism: float = 1.0
+    """Deviations above its expectation at which a decision is worth a probe."""
+    sample_requests: int = 8
+    """Requests that get a draft in a probe from K = 0: enough to see acceptance."""
+
+
+class ExplorationBudget:
+    """Time set aside for probes, in steps of the best plan."""
+
+    def __init__(self, options: ExplorationOptions) -> None:
+        self.options = options
+        self.saved_steps = options.grant_steps
+        self._steps_since_probe = 0
+        self._urgent_steps_left = 0
+        self._is_granted = True
+
+    @property
+    def is_granted(self) -> bool:
+        """The grant of the start is not spent yet."""
+        return self._is_granted
+
+    @property
+    def is_urgent(self) -> bool:
+        """Acceptance has just changed."""
+        return self._urgent_steps_left > 0
+
+    def surprise(self) -> None:
+        """Acceptance has changed: look closer now."""
+        self._urgent_steps_left = self.options.urgent_steps
+
+    def earn(self) -> None:
+        """A step has passed."""
+        options = self.options
+        if self.saved_steps < options.max_saved_steps:
+            self.saved_steps += options.fraction
+        self._steps_since_probe += 1
+        self._urgent_steps_left = max(self._urgent_steps_left - 1, 0)
+
+    def pay(self, price_steps: float) -> bool:
+        """Take the price of a probe, or refuse it.
+
+        Args:
+            price_steps: In step times of the best plan, >= 0.
+        """
+        is_free = self._is_granted or self.is_urgent
+        if not is_free and self._steps_since_probe < self.options.pause_steps:
+            return False
+        floor = -self.options.max_debt_steps if self.is_urgent else 0.0
+        if self.saved_steps - price_steps < floor:
+            self._is_granted = False
+            return False
+        self.saved_steps -= price_steps
+        self._steps_since_probe = 0
+        return True

@@ -1,0 +1,414 @@
+"""Which draft tokens will survive: estimates for every request and position.
+
+Model (a Rasch model, as for exams: positions are the items, requests the persons)::
+
+    log-odds of p_ij = profile[cell][j] + drift + shift_i + (j > 1) late_i
+
+``p_ij`` is the conditional acceptance of position j in request i. ``profile`` belongs
+to a *cell*, which is a bucket of context length and a sampling regime; ``drift`` is
+common to the engine and follows a change of the load within steps; ``shift_i`` is the
+request's own, ``late_i`` what it does differently after the first position; both are
+shrunk toward 0 (the running mean) with a strength that the spread of past requests
+decides (empirical Bayes). Pooling positions like this is why a request that accepted
+little at position 1 is not believed to do well at position 4, where it was never tried.
+
+Censoring: with K drafted and A accepted, positions 1..A were accepted, position A + 1
+was rejected if it was drafted, and all further ones say nothing.
+
+Cost: O(1) for each request of an observation and O(K) for each distinct
+(class, K, A) among them. Memory: one small record for each request seen lately.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+from vllm_mtp.acceptance import Interval, log_odds, logistic
+from vllm_mtp.records import DecodeRequest, RequestOutcome
+
+LEVEL_WIDTH = 0.5
+MAX_SHIFT = 5.0
+NUM_LEVELS = 2 * round(MAX_SHIFT / LEVEL_WIDTH) + 1
+MEAN_LEVEL = NUM_LEVELS // 2
+"""Shifts are quantised, so that requests fall into few classes: a class is
+``(cell * NUM_LEVELS + level of the shift) * NUM_LEVELS + level of the late shift``."""
+
+CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
+"""Upper bounds, in tokens, of the buckets of context length; the last is open."""
+NUM_CONTEXT_BUCKETS = len(CONTEXT_BOUNDS) + 1
+
+
+class SurvivalOptions(NamedTuple):
+    """How fast estimates learn and forget."""
+
+    prior: tuple[float, ...] = (0.75, 0.65, 0.6, 0.55, 0.5)
+    """Conditional acceptance by position before any draft; the last one repeats."""
+    prior_precision: float = 2.0
+    """Of a profile's log-odds: 2 is the weight of about 10 draft tokens."""
+    request_half_life_drafts: float = 48.0
+    profile_half_life_drafts: float = 1024.0
+    drift_variance: float = 0.002
+    """Growth of the drift's variance in each step, log-odds squared."""
+    alarm_sigmas: float = 3.5
+    """Surprise after which the drift is taken to have jumped."""
+    alarm_precision: float = 0.25
+    """Precision of the drift after that: a standard deviation of 2 log-odds."""
+
+
+class RequestState:
+    """What is known of one request."""
+
+    __slots__ = ("cell", "late", "late_precision", "precision", "shift")
+
+    def __init__(self, cell: int, precision: float, late_precision: float) -> None:
+        self.cell = cell
+        self.shift = 0.0
+        self.precision = precision
+        self.late = 0.0
+        self.late_precision = late_precision
+
+    @property
+    def class_id(self) -> int:
+        level = round((self.shift + MAX_SHIFT) / LEVEL_WIDTH)
+        late_level = round((self.late + MAX_SHIFT) / LEVEL_WIDTH)
+        return (self.cell * NUM_LEVELS + level) * NUM_LEVELS + late_level
+
+
+class Profile:
+    """Log-odds of each position in one cell, and how well they are known."""
+
+    __slots__ = ("logits", "precisions")
+
+    def __init__(self, logits: list[float], precisions: list[float]) -> None:
+        self.logits = logits
+        self.precisions = precisions
+
+
+class _Evidence(NamedTuple):
+    """What K drafted and A accepted say: gradient and curvature of their likelihood."""
+
+    score: float
+    information: float
+    late_score: float
+    """The part of the positions after the first."""
+    late_information: float
+    # [num examined positions]
+    probabilities: tuple[float, ...]
+
+
+def context_bucket(num_context_tokens: int) -> int:
+    """Index of the bucket of a context length."""
+    for index, bound in enumerate(CONTEXT_BOUNDS):
+        if num_context_tokens < bound:
+            return index
+    return len(CONTEXT_BOUNDS)
+
+
+def cell_of(num_context_tokens: int, is_greedy: bool) -> int:
+    """Cell of a request: regime and bucket of context length as one index."""
+    regime = 0 if is_greedy else NUM_CONTEXT_BUCKETS
+    return regime + context_bucket(num_context_tokens)
+
+
+class SurvivalModel:
+    """Learns acceptance from outcomes, answers with survival probabilities.
+
+    ``class_of`` is public and a plain dictionary because a controller looks up a
+    whole batch in it at every step: request id -> class, an integer that
+    `survival_of_class` understands.
+    """
+
+    def __init__(
+        self, max_draft_length: int, options: SurvivalOptions | None = None
+    ) -> None:
+        self.max_draft_length = max_draft_length
+        self.options = options or SurvivalOptions()
+        self.class_of: dict[str, int] = {}
+        self.drift = 0.0
+        self.drift_precision = 4.0
+        self.num_alarms = 0
+        self.shift_variance = 0.5
+        self.late_variance = 0.25
+        self._surprise = 0.0
+        self._states: dict[str, RequestState] = {}
+        self._profiles: dict[int, Profile] = {}
+        self._keep_request = 0.5 ** (1.0 / self.options.request_half_life_drafts)
+        # Precision is a sum of p (1 - p) <= 1/4 over the drafts not yet forgotten.
+        weight = self.options.profile_half_life_drafts / math.log(2)
+        self._max_precision = 0.2 * weight
+
+    # -- requests -----------------------------------------------------------------
+
+    def see(self, request: DecodeRequest) -> int:
+        """Note a request's context length and regime; returns its class."""
+        cell = cell_of(request.num_context_tokens, request.is_greedy)
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = RequestState(
+                cell, 1.0 / self.shift_variance, 1.0 / self.late_variance
+            )
+            self._states[request.request_id] = state
+        state.cell = cell
+        class_id = self.class_of[request.request_id] = state.class_id
+        return class_id
+
+    def keep_only(self, request_ids: Iterable[str]) -> None:
+        """Forget every other request."""
+        kept = set(request_ids)
+        self._states = {i: s for i, s in self._states.items() if i in kept}
+        self.class_of = {i: c for i, c in self.class_of.items() if i in kept}
+
+    # -- answers ------------------------------------------------------------------
+
+    def conditional_of_class(self, class_id: int) -> list[float]:
+        """``p_1`` .. ``p_K_max`` of a class."""
+        first, later, profile = self._log_odds(class_id)
+        logits = profile.logits
+        result = [logistic(later + logit) for logit in logits]
+        result[0] = logistic(first + logits[0])
+        return result
+
+    def survival_of_class(self, class_id: int) -> list[float]:
+        """``S_1`` .. ``S_K_max`` of a class."""
+        return list(accumulate(self.conditional_of_class(class_id), mul))
+
+    def optimistic_survival_of_class(
+        self, class_id: int, deviations: float, num_known: int
+    ) -> list[float]:
+        """As high as survival may well be where it is not being observed.
+
+        Args:
+            class_id: The class.
+            deviations: How many standard deviations to allow for.
+            num_known: Positions that are drafted anyway. If there are any, the drift
+                is being observed, too.
+        """
+        first, later, profile = self._log_odds(class_id)
+        drift_variance = 0.0 if num_known else 1.0 / self.drift_precision
+        alive, result = 1.0, []
+        for position, logit in enumerate(profile.logits):
+            log_odds_here = logit + (later if position else first)
+            if position >= num_known:
+                variance = drift_variance + 1.0 / profile.precisions[position]
+                log_odds_here += deviations * math.sqrt(variance)
+            alive *= logistic(log_odds_here)
+            result.append(alive)
+        return result
+
+    def _log_odds(self, class_id: int) -> tuple[float, float, Profile]:
+        """What a class adds to its profile: at the first position, after it."""
+        rest, late_level = divmod(class_id, NUM_LEVELS)
+        cell, level = divmod(rest, NUM_LEVELS)
+        first = self.drift + (level - MEAN_LEVEL) * LEVEL_WIDTH
+        later = first + (late_level - MEAN_LEVEL) * LEVEL_WIDTH
+        return first, later, self._profile(cell)
+
+    def survival_of(self, request: DecodeRequest) -> list[float]:
+        """``S_1`` .. ``S_K_max`` of a request, seen before or not."""
+        return self.survival_of_class(self._class_for(request))
+
+    def intervals_of(self, request: DecodeRequest, z: float = 1.96) -> list[Interval]:
+        """Interval of each ``S_j``: ends of the request's log-odds, +- z deviations.
+
+        Survival rises with the log-odds of every position, so the ends of theirs give
+        the ends of its own.
+        """
+        state = self._states.get(request.request_id) or RequestState(
+            cell_of(request.num_context_tokens, request.is_greedy),
+            1.0 / self.shift_variance,
+            1.0 / self.late_variance,
+        )
+        profile = self._profile(state.cell)
+        centre = self.drift + state.shift
+        variance = 1.0 / state.precision + 1.0 / self.drift_precision
+        lower = upper = 1.0
+        intervals = []
+        for position, logit in enumerate(profile.logits):
+            if position == 1:
+                centre += state.late
+                variance += 1.0 / state.late_precision
+            half = z * math.sqrt(variance + 1.0 / profile.precisions[position])
+            lower *= logistic(centre + logit - half)
+            upper *= logistic(centre + logit + half)
+            intervals.append(Interval(lower, upper))
+        return intervals
+
+    def _class_for(self, request: DecodeRequest) -> int:
+        found = self.class_of.get(request.request_id)
+        if found is not None:
+            return found
+        cell = cell_of(request.num_context_tokens, request.is_greedy)
+        return (cell * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
+
+    def _profile(self, cell: int) -> Profile:
+        """A cell's profile; a new one starts from the nearest cell known so far."""
+        profile = self._profiles.get(cell)
+        if profile is None:
+            profile = self._new_profile(cell)
+            self._profiles[cell] = profile
+        return profile
+
+    def _new_profile(self, cell: int) -> Profile:
+        if self._profiles:
+            nearest = min(self._profiles, key=lambda other: (abs(other - cell), other))
+            known = self._profiles[nearest]
+            # Worth at most 16: neighbours are alike, not the same.
+            return Profile(list(known.logits), [min(k, 16.0) for k in known.precisions])
+        prior, last = self.options.prior, len(self.options.prior) - 1
+        positions = range(self.max_draft_length)
+        return Profile(
+            [log_odds(prior[min(j, last)]) for j in positions],
+            [self.options.prior_precision for _ in positions],
+        )
+
+    # -- learning -----------------------------------------------------------------
+
+    def observe(self, outcomes: Sequence[RequestOutcome]) -> bool:
+        """Learn from the requests of a step.
+
+        Returns:
+            Whether acceptance has just changed abruptly.
+        """
+        self.drift_precision = 1.0 / (
+            1.0 / self.drift_precision + self.options.drift_variance
+        )
+        groups = self._group(outcomes)
+        if not groups:
+            return False
+        evidence = {key: self._evidence(*key) for key in groups}
+        moved, alarm = self._update_drift(groups, evidence)
+        self._update_profiles(groups, evidence, moved)
+        for key, members in groups.items():
+            self._update_requests(members, evidence[key], moved)
+        return alarm
+
+    def _group(
+        self, outcomes: Sequence[RequestOutcome]
+    ) -> dict[tuple[int, int, int], list[str]]:
+        """Request ids by (class, drafted, accepted); those without drafts left out."""
+        groups: dict[tuple[int, int, int], list[str]] = {}
+        class_of, limit = self.class_of, self.max_draft_length
+        for request_id, drafted, accepted in outcomes:
+            drafted = min(drafted, limit)
+            if drafted <= 0:
+                continue
+            class_id = class_of.get(request_id)
+            if class_id is None:
+                class_id = self.see(DecodeRequest(request_id, 0))
+            key = (class_id, drafted, min(max(accepted, 0), drafted))
+            members = groups.get(key)
+            if members is None:
+                groups[key] = [request_id]
+            else:
+                members.append(request_id)
+        return groups
+
+    def _evidence(self, class_id: int, drafted: int, accepted: int) -> _Evidence:
+        examined = min(accepted + 1, drafted)
+        probabilities = tuple(self.conditional_of_class(class_id)[:examined])
+        score = accepted - sum(probabilities)
+        information = sum(p * (1.0 - p) for p in probabilities) + 1e-6
+        first = probabilities[0]
+        return _Evidence(
+            score,
+            information,
+            score - ((accepted > 0) - first),
+            information - first * (1.0 - first),
+            probabilities,
+        )
+
+    def _update_drift(
+        self,
+        groups: dict[tuple[int, int, int], list[str]],
+        evidence: dict[tuple[int, int, int], _Evidence],
+    ) -> tuple[float, bool]:
+        """Move what all requests have in common; returns how far, and if it jumped."""
+        score = information = 0.0
+        for key, members in groups.items():
+            score += len(members) * evidence[key].score
+            information += len(members) * evidence[key].information
+        deviation = math.sqrt(
+            information + information * information / self.drift_precision
+        )
+        # Sum of recent surprises, each of unit variance: one of seven deviations
+        # speaks at once, a run of smaller ones of the same sign soon after.
+        self._surprise = 0.7 * self._surprise + score / deviation
+        alarm = abs(self._surprise) * math.sqrt(1 - 0.49) > self.options.alarm_sigmas
+        if alarm:
+            self._surprise = 0.0
+            self.num_alarms += 1
+            self.drift_precision = min(
+                self.drift_precision, self.options.alarm_precision
+            )
+            self._doubt_requests()
+        self.drift_precision += information
+        # The gradient is that of a line; far from the truth it overshoots.
+        moved = min(max(score / self.drift_precision, -2.5), 2.5)
+        moved = min(max(self.drift + moved, -8.0), 8.0) - self.drift
+        self.drift += moved
+        return moved, alarm
+
+    def _doubt_requests(self) -> None:
+        prior = 1.0 / self.shift_variance
+        late_prior = 1.0 / self.late_variance
+        for state in self._states.values():
+            state.precision = max(prior, 0.3 * state.precision)
+            state.late_precision = max(late_prior, 0.3 * state.late_precision)
+
+    def _update_profiles(
+        self,
+        groups: dict[tuple[int, int, int], list[str]],
+        evidence: dict[tuple[int, int, int], _Evidence],
+        moved: float,
+    ) -> None:
+        for key, members in groups.items():
+            class_id, _, accepted = key
+            profile = self._profile(class_id // (NUM_LEVELS * NUM_LEVELS))
+            count = len(members)
+            for position, p in enumerate(evidence[key].probabilities):
+                information = p * (1.0 - p)
+                residual = (position < accepted) - p - information * moved
+                known = profile.precisions[position] + count * information
+                profile.precisions[position] = min(known, self._max_precision)
+                step = min(max(count * residual / known, -1.0), 1.0)
+                logit = profile.logits[position] + step
+                profile.logits[position] = min(max(logit, -8.0), 8.0)
+
+    def _update_requests(
+        self, members: Sequence[str], evidence: _Evidence, moved: float
+    ) -> None:
+        keep = self._keep_request
+        # What is forgotten is replaced by the prior, so that a request without news
+        # returns to the running mean.
+        back = (1.0 - keep) / self.shift_variance
+        late_back = (1.0 - keep) / self.late_variance
+        _, information, late_score, late_information, _ = evidence
+        score = evidence.score - information * moved
+        has_late = late_information > 1e-5
+        for request_id in members:
+            state = self._states[request_id]
+            precision = keep * state.precision + information + back
+            step = (score - back * state.shift) / precision
+            shift = min(max(state.shift + step, -MAX_SHIFT), MAX_SHIFT)
+            state.precision, state.shift = precision, shift
+            if has_late:
+                precision = keep * state.late_precision + late_information + late_back
+                # What the shift explains now is not explained twice.
+                left = late_score - late_information * (moved + step)
+                late = state.late + (left - late_back * state.late) / precision
+                state.late = min(max(late, -MAX_SHIFT), MAX_SHIFT)
+                state.late_precision = precision
+            self.class_of[request_id] = state.class_id
+        self._learn_spread(self._states[members[0]], has_late)
+
+    def _learn_spread(self, state: RequestState, has_late: bool) -> None:
+        """Expectation-maximisation of the spread among requests, from a sample."""
+        spread = state.shift * state.shift + 1.0 / state.precision
+        variance = self.shift_variance + 0.005 * (spread - self.shift_variance)
+        self.shift_variance = min(max(variance, 0.02), 3.0)
+        if has_late:
+            spread = state.late * state.late + 1.0 / state.late_precision
+            variance = self.late_variance + 0.005 * (spread - self.late_variance)
+            self.late_variance = min(max(variance, 0.01), 3.0)

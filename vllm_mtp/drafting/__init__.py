@@ -1,0 +1,1 @@
+"""What to propose: torch, no vllm."""

@@ -1,0 +1,149 @@
+"""Model Runner V1: no MTP forward while drafting is off, one catch-up when it resumes.
+
+The catch-up is vLLM's own first pass (`propose` with no draft tokens: it fills the
+drafter's KV and stops before the head), over the rows that waited.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
+from vllm_mtp.integration import pause
+
+PAUSE_ATTRIBUTES = ("block_size", "hidden_states", "max_num_tokens", "uses_mrope")
+
+
+class RestsWhileOff(SpecDecodeBaseProposer):
+    """Mixin of drafters."""
+
+    can_rest = True
+    _rests_while_off = False
+    unseen: UnseenTokens | None = None
+    """None as well for drafters that read the target's KV: they have none to fill."""
+    model_runner: Any
+
+    def prepare_to_rest(self) -> None:
+        """Take the memory for rows that wait, where resting is allowed."""
+        if not self.can_rest or self.uses_mrope or not pause.may_rest(self.vllm_config):
+            return
+        self._rests_while_off = True
+        if not self.constant_draft_positions:
+            self.unseen = pause.unseen_tokens_like(
+                self.hidden_states, self.max_batch_size
+            )
+
+    def forget_unseen(self, scheduler_output: Any) -> None:
+        """Drop rows of requests that are gone or will be computed anew."""
+        if self.unseen is not None and self.unseen.num_rows:
+            resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
+            self.unseen.forget({*scheduler_output.finished_req_ids, *resumed})
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        target_token_ids: torch.Tensor,
+        target_positions: torch.Tensor,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        token_indices_to_sample: torch.Tensor | None,
+        common_attn_metadata: CommonAttentionMetadata,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        metadata = common_attn_metadata
+        # A request that has drafts has more than one row, so none has any.
+        if self._rests_while_off and pause.mtp_layers_rest(
+            num_speculative_tokens, metadata.num_reqs, metadata.num_actual_tokens, 0
+        ):
+            self._put_aside(
+                target_positions, target_hidden_states, next_token_ids, metadata
+            )
+            return next_token_ids.new_empty((metadata.num_reqs, 0), dtype=torch.int64)
+        if num_speculative_tokens:
+            self._catch_up(metadata)
+        return super().propose(
+            num_speculative_tokens=num_speculative_tokens,
+            target_token_ids=target_token_ids,
+            target_positions=target_positions,
+            target_hidden_states=target_hidden_states,
+            next_token_ids=next_token_ids,
+            token_indices_to_sample=token_indices_to_sample,
+            common_attn_metadata=metadata,
+            **kwargs,
+        )
+
+    def _put_aside(
+        self,
+        # [num_reqs]
+        positions: torch.Tensor,
+        # [num_reqs, hidden_size]
+        hidden_states: torch.Tensor,
+        # [num_reqs]
+        next_token_ids: torch.Tensor,
+        metadata: CommonAttentionMetadata,
+    ) -> None:
+        if self.unseen is None:
+            return
+        self.unseen.make_room(
+            metadata.num_reqs,
+            self.model_runner.requests.keys(),
+            lambda: self._catch_up(metadata),
+        )
+        self.unseen.add(
+            self.model_runner.input_batch.req_ids,
+            positions,
+            next_token_ids,
+            hidden_states,
+        )
+
+    def _catch_up(self, metadata: CommonAttentionMetadata) -> None:
+        """Run the MTP layers over all rows that wait for this batch's requests."""
+        if self.unseen is None or not self.unseen.num_rows:
+            return
+        rows = self.unseen.take(self.model_runner.input_batch.req_ids)
+        if rows is None:
+            return
+        # The rollback has written this step's slots there already.
+        slots = self._slot_mapping_buffer[: metadata.num_actual_tokens].clone()
+        for part in rows.passes(self.max_num_tokens):
+            last_rows = part.last_rows()
+            super().propose(
+                num_speculative_tokens=0,
+                # vLLM shifts token ids by one itself: undo that beforehand.
+                target_token_ids=part.next_token_ids.roll(1),
+                target_positions=part.positions,
+                target_hidden_states=part.hidden_states,
+                next_token_ids=part.next_token_ids[last_rows],
+                token_indices_to_sample=last_rows,
+                common_attn_metadata=self._metadata_of(part, metadata),
+                sampling_metadata=None,
+            )
+        self._slot_mapping_buffer[: slots.shape[0]] = slots
+
+    def _metadata_of(
+        self, part: CatchUpPass, given: CommonAttentionMetadata
+    ) -> CommonAttentionMetadata:
+        requests = torch.from_numpy(part.requests)
+        starts = torch.from_numpy(part.query_start_loc)
+        owners = torch.repeat_interleave(starts.diff().long())
+        block_tables = given.block_table_tensor[requests.to(self.device)]
+        blocks = block_tables[
+            owners.to(self.device), part.positions // self.block_size
+        ].long()
+        seq_lens = part.positions[part.last_rows()] + 1
+        bound = given.seq_lens_cpu_upper_bound
+        return CommonAttentionMetadata(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=seq_lens.to(given.seq_lens.dtype),
+            seq_lens_cpu_upper_bound=None if bound is None else bound[requests],
+            num_reqs=len(requests),
+            num_actual_tokens=part.num_rows,
+            max_query_len=part.max_query_len,
+            max_seq_len=given.max_seq_len,
+            block_table_tensor=block_tables,
+            slot_mapping=blocks * self.block_size + part.positions % self.block_size,
+            causal=True,
+        )

@@ -1,0 +1,72 @@
+"""What a single request may say about its own drafts.
+
+Over HTTP a flat key, since vLLM's ``vllm_xargs`` takes no nested objects::
+
+    {"prompt": ..., "vllm_xargs": {"mtp_plus_k": 0}}
+
+and in Python either that or a mapping::
+
+    SamplingParams(extra_args={"mtp_plus": {"k": 0}})
+
+``k`` is the draft length K of this request in every step: 0 switches speculation off
+for it, an integer up to ``num_speculative_tokens`` fixes it, ``"auto"`` (the default)
+leaves it to the controller. The output does not depend on it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_mtp.config import METHOD, ConfigError
+
+FLAT_KEY = f"{METHOD}_k"
+AUTO = "auto"
+
+
+def pinned_draft_length(
+    extra_args: Mapping[str, Any] | None, max_draft_length: int
+) -> int | None:
+    """The K that a request fixes, or None.
+
+    Args:
+        extra_args: ``SamplingParams.extra_args``, other keys are left alone.
+        max_draft_length: Upper bound on K of this server.
+
+    Raises:
+        ConfigError: one sentence that names the key and what is allowed.
+    """
+    if not extra_args:
+        return None
+    given: dict[str, Any] = {}
+    if FLAT_KEY in extra_args:
+        given[FLAT_KEY] = extra_args[FLAT_KEY]
+    if METHOD in extra_args:
+        given[f"{METHOD}.k"] = _nested_k(extra_args[METHOD])
+    if not given:
+        return None
+    key, value = next(iter(given.items()))
+    if len(given) == 2 and value != given[f"{METHOD}.k"]:
+        raise ConfigError(
+            f"{FLAT_KEY}={value!r} contradicts {METHOD}.k={given[f'{METHOD}.k']!r}: "
+            "give one of them."
+        )
+    if value == AUTO:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not 0 <= value <= max_draft_length
+    ):
+        raise ConfigError(
+            f"{key}={value!r} is not allowed: must be {AUTO!r} or an integer from 0 to "
+            f"{max_draft_length}, the server's num_speculative_tokens."
+        )
+    return value
+
+
+def _nested_k(options: Any) -> Any:
+    if not isinstance(options, Mapping) or set(options) - {"k"}:
+        raise ConfigError(
+            f"{METHOD}={options!r} is not allowed: must be a mapping with the only key "
+            "'k'."
+        )
+    return options.get("k", AUTO)
