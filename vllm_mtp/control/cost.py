@@ -1,66 +1,44 @@
-"""What a step costs: learned from the engine's own steps, no shape assumed.
+"""What a step costs, learned from the engine's own steps.
 
 The batch decides the *block*: a bucket of the number of decoding requests and one of
-their mean context length. Within it every kind of step is a *cell* of its own
-(`cost_block`), so a pass over four rows may well cost less than one over two.
+their mean context length. Each block has beliefs of its own (`step_times`); a new one
+starts from those of the nearest block that was visited.
 
-Robust: a cell is the median of its first visits, then moves by at most three typical
-deviations at a time, so a step that took ten times as long moves it as far as one that
-was a little slow. Drift: what known cells see at once (a busy machine) goes into one
-factor and cancels in comparisons; what one cell sees stays in it.
+Robust: a step's time counts for as much as three typical deviations at most. Drift:
+what makes all steps slower at once (a busy machine) is told from what makes one kind
+of step dearer, because the former is by far the more frequent.
 
-Never visited: the shape of the nearest block that was, or the prior's, plus a plane
-through the block's visited cells (ridge regression on draft tokens and depth), plus
-what the nearest cells deviate from that plane.
+Steps with prefill tell nothing about drafts and are ignored. Steps in which the MTP
+layers caught up on what they missed teach the price of catching up and nothing else.
 """
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
-from vllm_mtp.control.cost_block import (
-    FIRST_VISITS,
-    Block,
-    Cell,
+from vllm_mtp.control.step_times import (
+    CostPrior,
     Estimate,
-    Place,
+    Layout,
     Shape,
-    all_places,
-    draft_tokens_of,
-    mixed_tier,
-    uniform_tier,
+    StepTimes,
+    prior_shape,
 )
 from vllm_mtp.records import StepOutcome
 
 _MAX_REQUESTS = 4096
 _CONTEXT_BOUNDS = (1024, 4096, 16384, 65536)
 
-
-class CostPrior(NamedTuple):
-    """Relative step times before any was seen, in steps without speculation.
-
-    The defaults describe a batch bound by memory bandwidth: rows are nearly free, and
-    a draft step reads one layer and the head. A start-up probe of a few steps gives
-    better ones.
-    """
-
-    row_cost: float = 0.05
-    """Of one more row for every request."""
-    draft_cost: float = 0.08
-    """Of one draft step for every request."""
-    deviation: float = 0.25
-    """How far the truth may lie from this, as a fraction."""
-    probed: tuple[tuple[int, int, float, float], ...] = ()
-    """Found at start-up: (requests, K of all, mean context tokens, seconds)."""
-
-    def shape(self, max_draft_length: int) -> Shape:
-        """Relative time of every cell."""
-        seconds = {
-            (tier, depth): 1.0
-            + self.row_cost * draft_tokens_of(tier)
-            + self.draft_cost * depth
-            for tier, depth in all_places(max_draft_length)
-        }
-        return Shape(seconds, self.deviation)
+_HALF_LIFE_STEPS = 10000.0
+"""Of what is known about a kind of step that is never visited again."""
+_LEVEL_VARIANCE = 2e-6
+"""Growth, in each step, of the variance of all times together, as a fraction."""
+_MAX_PENDING = 32
+"""Equal steps in a row are averaged, at most so many."""
+_FIRST_STEPS = 20
+"""While a block is so young, a much faster step shows that its scale was set by a
+disturbed one."""
 
 
 def request_bucket(num_requests: int) -> int:
@@ -78,57 +56,101 @@ def context_bucket(tokens_per_request: float) -> int:
     return sum(tokens_per_request >= bound for bound in _CONTEXT_BOUNDS)
 
 
+class _Pending(NamedTuple):
+    """Equal steps that wait to be learned."""
+
+    features: tuple[float, ...]
+    total: float
+    """Their relative times, summed."""
+    count: int
+
+
+class _Block:
+    """Beliefs about a bucket of batches."""
+
+    def __init__(self, num_requests: int, times: StepTimes, now_step: int) -> None:
+        self.num_requests = num_requests
+        self.times = times
+        self.slope = 0.5
+        """Growth of the time with the number of requests, 0 (none) .. 1."""
+        self.num_visits = 0
+        self.aged_at = now_step
+        """Step up to which time has made everything uncertain."""
+
+    def factor(self, num_requests: int) -> float:
+        """Time of a batch over that of the block's own size."""
+        return 1.0 + self.slope * (num_requests / self.num_requests - 1.0)
+
+
+class ExpectedTimes:
+    """Expected step times of one batch, as of now."""
+
+    def __init__(self, layout: Layout, times: StepTimes, scale_s: float) -> None:
+        self._layout, self._times, self._scale_s = layout, times, scale_s
+        self._cache: dict[tuple[float, int, bool], Estimate] = {}
+
+    def uniform(self, draft_length: int, depth: int) -> Estimate:
+        """Of a step that verifies ``draft_length`` tokens of every request."""
+        key = (draft_length, depth, True)
+        if key not in self._cache:
+            self._cache[key] = self._of(self._layout.uniform(draft_length, depth))
+        return self._cache[key]
+
+    def mixed(self, draft_tokens: float, depth: int) -> Estimate:
+        """Of a step that verifies so many tokens per request in the mean."""
+        key = (draft_tokens, depth, False)
+        if key not in self._cache:
+            self._cache[key] = self._of(self._layout.mixed(draft_tokens, depth))
+        return self._cache[key]
+
+    def mixed_curve(self, depth: int) -> list[float]:
+        """Expected seconds at 0, 1/2, 1, ... draft tokens per request."""
+        return [
+            self.mixed(halves / 2, depth).seconds
+            for halves in range(2 * self._layout.max_draft_length + 1)
+        ]
+
+    def _of(self, features: Sequence[float]) -> Estimate:
+        relative, deviation = self._times.relative(features)
+        return Estimate(relative * self._scale_s, deviation)
+
+
 class CostModel:
     """Learns step times, answers with expected ones for any decision."""
 
-    def __init__(
-        self,
-        max_draft_length: int,
-        prior: CostPrior | None = None,
-        half_life_visits: float = 100.0,
-        half_life_steps: float = 2000.0,
-    ) -> None:
+    def __init__(self, max_draft_length: int, prior: CostPrior | None = None) -> None:
         """Start from a prior.
 
         Args:
             max_draft_length: Upper bound on K.
             prior: Relative times before any step.
-            half_life_visits: Visits of a cell after which half of its mean is new.
-            half_life_steps: Steps without a visit after which a cell weighs half.
         """
         self.max_draft_length = max_draft_length
-        self.prior = prior or CostPrior()
         self.noise = 0.1
         """Typical deviation of a step's time, as a fraction."""
-        self.slowdown = 1.0
-        """How much slower the whole machine is than when its cells were visited."""
-        self._max_weight = half_life_visits / math.log(2)
-        self._forget = math.log(2) / half_life_steps
-        self._places = all_places(max_draft_length)
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self.catch_up_token_s = 0.0
+        """Of one token that the MTP layers catch up on."""
+        self._layout = Layout(max_draft_length)
+        self._shape = prior_shape(self._layout, prior or CostPrior())
+        self._forget = math.log(2) / _HALF_LIFE_STEPS
+        self._blocks: dict[tuple[int, int], _Block] = {}
+        self._pending: dict[tuple[int, int], _Pending] = {}
         self._num_steps = 0
-        for num_requests, length, context, seconds in self.prior.probed:
-            place = (uniform_tier(length), length)
-            block = self._block(num_requests, context)
-            self._learn(block, num_requests, place, float(length), seconds)
+        self._uniform = cache(lambda k, d: tuple(self._layout.uniform(k, d)))
 
-    def table(
-        self, num_requests: int, context_per_request: float
-    ) -> dict[Place, Estimate]:
+    def times(self, num_requests: int, context_per_request: float) -> ExpectedTimes:
         """Expected time of every decision for a batch.
 
         Args:
             num_requests: Requests that decode, >= 1.
             context_per_request: Their mean context length, tokens.
         """
+        self._learn_pending()
         block = self._block(num_requests, context_per_request)
-        scale = self.slowdown * block.factor(num_requests)
-        return {
-            place: Estimate(seconds * scale, deviation)
-            for place, (seconds, deviation) in block.estimates(
-                self._places, self.noise
-            ).items()
-        }
+        scale_s = block.times.scale_s or 1.0
+        return ExpectedTimes(
+            self._layout, block.times, scale_s * block.factor(num_requests)
+        )
 
     # -- learning -----------------------------------------------------------------
 
@@ -136,90 +158,127 @@ class CostModel:
         """Learn from a step; one with prefill, or without a sane time, is ignored."""
         self._num_steps += 1
         seconds = outcome.step_time_s
+        num_requests = outcome.num_decode_requests
         if outcome.num_prefill_tokens or not 0.0 < seconds < math.inf:
             return
-        num_requests = outcome.num_decode_requests or outcome.num_requests
         if num_requests <= 0 or outcome.num_scheduled_tokens < num_requests:
             return
+        context = outcome.num_context_tokens / num_requests
+        block = self._block(num_requests, context)
+        features = self._features(outcome)
+        if outcome.num_catch_up_tokens:
+            self._learn_catch_up(block, features, outcome)
+            return
+        if not block.times.is_known:
+            expected = block.times.relative(features).seconds
+            block.times.scale_s = seconds / expected / block.factor(num_requests)
+        self._note(block, context, features, num_requests, seconds)
+
+    def _features(self, outcome: StepOutcome) -> tuple[float, ...]:
+        num_requests = outcome.num_decode_requests
         depth = min(max(outcome.draft_depth, 0), self.max_draft_length)
-        most = num_requests * self.max_draft_length
-        extra = min(outcome.num_scheduled_tokens - num_requests, most)
-        place = (self._tier(outcome, num_requests, extra), depth)
-        block = self._block(num_requests, outcome.num_context_tokens / num_requests)
-        self._learn(block, num_requests, place, extra / num_requests, seconds)
+        extra = outcome.num_scheduled_tokens - num_requests
+        extra = min(extra, num_requests * self.max_draft_length)
+        length, rest = divmod(extra, num_requests)
+        if rest == 0 and all(r[1] == length for r in outcome.requests):
+            return self._uniform(length, depth)
+        return tuple(self._layout.mixed(extra / num_requests, depth))
 
-    def _tier(self, outcome: StepOutcome, num_requests: int, extra: int) -> int:
-        draft_length, rest = divmod(extra, num_requests)
-        if rest == 0 and all(
-            request.num_draft_tokens == draft_length for request in outcome.requests
-        ):
-            return uniform_tier(draft_length)
-        return mixed_tier(extra / num_requests)
-
-    def _learn(
+    def _note(
         self,
-        block: Block,
+        block: _Block,
+        context: float,
+        features: tuple[float, ...],
         num_requests: int,
-        place: Place,
-        draft_tokens: float,
         seconds: float,
     ) -> None:
-        seconds /= self.slowdown * block.factor(num_requests)
-        cell = block.cells.get(place)
-        if cell is None or len(cell.first) < FIRST_VISITS:
-            self._visit_first(block, place, draft_tokens, seconds)
-            return
-        surprise = math.log(seconds / cell.seconds)
-        bound = 3.0 * self.noise
+        key = (block.num_requests, context_bucket(context))
+        pending = self._pending.get(key)
+        if pending is not None and (
+            pending.features != features or pending.count >= _MAX_PENDING
+        ):
+            self._learn_pending()
+            pending = None
+        relative = seconds / block.times.scale_s / block.factor(num_requests)
+        block.num_visits += 1
+        expected = block.times.relative(features).seconds
+        if block.num_visits <= _FIRST_STEPS and relative < 0.6 * expected:
+            block.times.scale_s *= relative / expected
+            relative = expected
+        clipped = self._clip(block, features, relative, num_requests)
+        total, count = (pending.total, pending.count) if pending else (0.0, 0)
+        self._pending[key] = _Pending(features, total + clipped, count + 1)
+
+    def _clip(
+        self,
+        block: _Block,
+        features: Sequence[float],
+        relative: float,
+        num_requests: int,
+    ) -> float:
+        expected, doubt = block.times.relative(features)
+        surprise = relative / expected - 1.0
+        bound = 3.0 * math.hypot(self.noise, doubt)
         clipped = min(max(surprise, -bound), bound)
-        # May double at most, so that a spike does not open the door to the next one,
+        # May grow slowly at most, so that a spike does not open the door to the next,
         # while a lasting change is not clipped for long.
-        self.noise += 0.02 * (1.25 * min(abs(surprise), bound) - self.noise)
-        self.noise = min(max(self.noise, 0.005), 1.0)
-        self._fade(cell)
-        cell.weight = min(cell.weight + 1.0, self._max_weight)
-        cell.seconds *= math.exp(clipped / cell.weight)
-        cell.draft_tokens += (draft_tokens - cell.draft_tokens) / cell.weight
-        self.slowdown *= math.exp(0.05 * clipped)
+        if doubt < self.noise:
+            typical = 1.25 * min(abs(surprise), 3.0 * self.noise)
+            self.noise += 0.02 * (typical - self.noise)
+            self.noise = min(max(self.noise, 0.005), 1.0)
         size = num_requests / block.num_requests - 1.0
         block.slope = min(max(block.slope + 0.5 * clipped * size, 0.0), 1.0)
+        return expected * (1.0 + clipped)
 
-    def _visit_first(
-        self, block: Block, place: Place, draft_tokens: float, seconds: float
+    def _learn_pending(self) -> None:
+        for key, (features, total, count) in self._pending.items():
+            block = self._blocks[key]
+            elapsed = self._num_steps - block.aged_at
+            block.aged_at = self._num_steps
+            block.times.age(
+                self._shape,
+                1.0 - math.exp(-self._forget * elapsed),
+                min(_LEVEL_VARIANCE * elapsed, 0.01),
+            )
+            relative = total / count
+            # Neighbouring steps are disturbed by the same things: a hundred of them
+            # are not worth a hundred.
+            noise = self.noise * relative / math.sqrt(min(count, 8))
+            block.times.learn(features, relative, noise)
+        self._pending.clear()
+
+    def _learn_catch_up(
+        self, block: _Block, features: Sequence[float], outcome: StepOutcome
     ) -> None:
-        if block.cells:
-            # A few visits are no median yet: bound them by what the others suggest.
-            likely = block.estimates([place], self.noise)[place].seconds
-            seconds = min(max(seconds, likely / 3.0), likely * 3.0)
-        cell = block.cells.setdefault(place, Cell())
-        cell.add_first(seconds, draft_tokens)
-        cell.when = self._num_steps
-
-    def _fade(self, cell: Cell) -> None:
-        idle_steps = self._num_steps - cell.when
-        cell.weight *= math.exp(-self._forget * idle_steps)
-        cell.when = self._num_steps
+        if not block.times.is_known:
+            return
+        scale_s = block.times.scale_s * block.factor(outcome.num_decode_requests)
+        usual_s = block.times.relative(features).seconds * scale_s
+        extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
+        per_token_s = extra_s / outcome.num_catch_up_tokens
+        self.catch_up_token_s += 0.2 * (per_token_s - self.catch_up_token_s)
 
     # -- blocks -------------------------------------------------------------------
 
-    def _block(self, num_requests: int, context_per_request: float) -> Block:
+    def _block(self, num_requests: int, context_per_request: float) -> _Block:
         key = (request_bucket(num_requests), context_bucket(context_per_request))
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = Block(key[0], self._first_shape(key))
+            block = _Block(key[0], self._first_times(key), self._num_steps)
+            self._blocks[key] = block
         return block
 
-    def _first_shape(self, key: tuple[int, int]) -> Shape:
-        """Relative times of the nearest block that has some of its own."""
+    def _first_times(self, key: tuple[int, int]) -> StepTimes:
+        """Beliefs of the nearest block that was visited, less certain."""
 
         def distance(other: tuple[int, int]) -> float:
             return abs(math.log2(other[0] / key[0])) + abs(other[1] - key[1])
 
-        visited = [other for other, block in self._blocks.items() if block.cells]
+        visited = [k for k, block in self._blocks.items() if block.times.is_known]
         if not visited:
-            return self.prior.shape(self.max_draft_length)
+            return StepTimes(self._shape)
         nearest = min(visited, key=lambda other: (distance(other), other))
-        estimates = self._blocks[nearest].estimates(self._places, self.noise)
-        level = estimates[0, 0].seconds
-        deviation = min(0.08 + 0.06 * distance(nearest), self.prior.deviation)
-        return Shape({p: e.seconds / level for p, e in estimates.items()}, deviation)
+        known = self._blocks[nearest].times
+        times = StepTimes(Shape(known.mean, known.covariance))
+        times.age(self._shape, min(0.15 + 0.15 * distance(nearest), 0.8), 0.0)
+        return times

@@ -17,6 +17,8 @@ class ExplorationOptions(NamedTuple):
     """Of the time that probes may cost in the long run."""
     grant_steps: float = 4.0
     """Budget at the start, in step times."""
+    grant_lasts_steps: int = 200
+    """How long the grant may be spent without pauses."""
     max_saved_steps: float = 1.5
     """Most that can be saved up later."""
     max_debt_steps: float = 1.5
@@ -41,12 +43,12 @@ class ExplorationBudget:
         self.saved_steps = options.grant_steps
         self._steps_since_probe = 0
         self._urgent_steps_left = 0
-        self._is_granted = True
+        self._grant_steps_left = options.grant_lasts_steps
 
     @property
     def is_granted(self) -> bool:
         """The grant of the start is not spent yet."""
-        return self._is_granted
+        return self._grant_steps_left > 0
 
     @property
     def is_urgent(self) -> bool:
@@ -63,20 +65,25 @@ class ExplorationBudget:
         if self.saved_steps < options.max_saved_steps:
             self.saved_steps += options.fraction
         self._steps_since_probe += 1
+        self._grant_steps_left = max(self._grant_steps_left - 1, 0)
         self._urgent_steps_left = max(self._urgent_steps_left - 1, 0)
 
-    def pay(self, price_steps: float) -> bool:
-        """Take the price of a probe, or refuse it.
+    def can_pay(self, price_steps: float) -> bool:
+        """Whether a probe of this price would be granted now.
 
         Args:
             price_steps: In step times of the best plan, >= 0.
         """
-        is_free = self._is_granted or self.is_urgent
+        is_free = self.is_granted or self.is_urgent
         if not is_free and self._steps_since_probe < self.options.pause_steps:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
-        if self.saved_steps - price_steps < floor:
-            self._is_granted = False
+        return self.saved_steps - price_steps >= floor
+
+    def pay(self, price_steps: float) -> bool:
+        """Take the price of a probe, or refuse it."""
+        if not self.can_pay(price_steps):
+            self._grant_steps_left = 0
             return False
         self.saved_steps -= price_steps
         self._steps_since_probe = 0

@@ -34,5 +34,4 @@ def _goodput_options(config: MTPPlusConfig) -> GoodputOptions:
     options = GoodputOptions()
     if config.max_tpot_ms is None:
         return options
-    if not hasattr(options,"max_token_latency_s"): return options
     return options._replace(max_token_latency_s=config.max_tpot_ms / 1e3)

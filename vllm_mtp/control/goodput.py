@@ -8,10 +8,10 @@ through survival), so requests that come and go in between are served by it, too
 The cost of drafting, paid in the step that drafts, and that of verifying, paid in the
 next, belong to one decision: both are in the time that a plan is divided by.
 
-Stable: another depth must promise ``margin`` more. Curious: plans that would be the
-best if luck is with them are tried for a step or two, within a budget (`exploration`).
-Never lost at K = 0: without drafts acceptance grows uncertain, so that sooner or later
-drafting one token may well be the best, and is probed.
+Stable: another depth must promise ``margin`` more, and drafting after a pause must
+earn back what catching up costs. Curious: plans that would be the best if luck is with
+them are tried for a step or two, within a budget (`exploration`). Never lost at K = 0:
+without drafts acceptance grows uncertain, so now and then one token is drafted.
 
 Deterministic: the same calls give the same decisions, on every rank.
 """
@@ -20,12 +20,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import CostModel, CostPrior, request_bucket
-from vllm_mtp.control.cost_block import Estimate, Place, uniform_tier
+from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
+from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+
+_RESUME_HORIZON_STEPS = 64
+"""Steps within which drafting must earn back what catching up costs."""
 
 
 class GoodputOptions(NamedTuple):
@@ -33,16 +36,20 @@ class GoodputOptions(NamedTuple):
 
     margin: float = 0.01
     """Gain in goodput that another depth must promise."""
-    replan_steps: int = 8
-    """Steps between two searches for the best plan."""
-    max_step_time_s: float | None = None
-    """Latency mode: only plans whose step is expected to take no longer."""
+    min_replan_steps: int = 8
+    """Steps between two searches for the best plan, after news."""
+    max_replan_steps: int = 32
+    """The same when the last searches changed nothing."""
+    max_token_latency_s: float | None = None
+    """Latency mode: no request may be expected to wait longer for a token."""
+    depths: tuple[int, ...] | None = None
+    """Depths that have CUDA graphs; None for all up to the bound."""
     survival: SurvivalOptions = SurvivalOptions()
     exploration: ExplorationOptions = ExplorationOptions()
     cost_prior: CostPrior = CostPrior()
 
 
-_NOTHING = Plan(0, 0.0, True, 1.0, 1.0, 1.0)
+_OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 
 
 class _Lengths(dict[int, int]):
@@ -50,24 +57,16 @@ class _Lengths(dict[int, int]):
 
     def __init__(self, plan: Plan, survival: SurvivalModel) -> None:
         super().__init__()
-        self._plan, self._survival = plan, survival
+        self.plan, self._survival = plan, survival
 
     def __missing__(self, class_id: int) -> int:
-        survival = self._survival.survival_of_class(class_id)
-        length = self._plan.draft_length(survival)
+        if self.plan.is_uniform:
+            length = self.plan.depth
+        else:
+            survival = self._survival.survival_of_class(class_id)
+            length = self.plan.draft_length(survival)
         self[class_id] = length
         return length
-
-
-class _Seen(NamedTuple):
-    """The batch of the last decision."""
-
-    # class -> requests whose draft length is free
-    free: dict[int, int]
-    # (class, draft length) -> requests that are pinned to it
-    pinned: dict[tuple[int, int], int]
-    num_requests: int
-    context_per_request: float
 
 
 class GoodputController:
@@ -86,41 +85,55 @@ class GoodputController:
         self.num_switches = 0
         """How often the plan's depth has changed."""
         self.num_probes = 0
-        self._lengths = _Lengths(_NOTHING, self.survival)
-        self._times: dict[Place, Estimate] = {}
+        self._depths = self.options.depths or tuple(range(max_draft_length + 1))
+        self._lengths = _Lengths(_OFF, self.survival)
+        self._times: ExpectedTimes | None = None
         self._probe: Plan | None = None
         """What would be tried next."""
-        self._probed = _NOTHING
+        self._probing = self._lengths
         """What is being tried."""
-        self._probe_lengths = self._lengths
         self._probe_steps_left = 0
-        self._seen: _Seen | None = None
+        self._seen: Sequence[DecodeRequest] = ()
+        """The batch of the last decision."""
+        self._may_draft = True
+        """Slots for drafts are reserved in this step."""
+        self._steps_off = 0
+        """Steps since anything was drafted."""
         self._planned_bucket = 0
+        self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
         self._refresh_at = 0
 
     # -- deciding -----------------------------------------------------------------
 
+    def may_draft(self) -> bool:
+        """Whether the next decision may be to draft; it is kept to that."""
+        self._may_draft = (
+            self.plan is None
+            or self.plan.depth > 0
+            or self._probe_steps_left > 0
+            or (self._probe is not None and self.budget.can_pay(self._probe_price()))
+        )
+        return self._may_draft
+
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         """Draft depth and draft lengths by the current plan, or by a probe."""
         if not requests:
-            depth = self.plan.depth if self.plan else 0
-            return DraftDecision(depth, {}, "exploit")
-        ids, contexts, _, pins = zip(*requests, strict=True)
+            depth = self.plan.depth if self.plan and self._may_draft else 0
+            return DraftDecision(depth, {}, "idle")
+        ids, _, _, pins = zip(*requests, strict=True)
         classes = self._classes(requests, ids)
-        is_pinned = pins.count(None) != len(pins)
-        self._note_batch(ids, contexts, classes, pins if is_pinned else ())
+        self._seen = requests
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
-        plan, lengths, reason = self._choose()
+        lengths, reason = self._choose()
         chosen = dict(zip(ids, map(lengths.__getitem__, classes), strict=True))
         if reason == "probe" and self._is_off:
             self._keep_a_sample(chosen, ids)
-        elif plan.last_class >= 0:
-            self._serve_partly(chosen, plan, ids, classes)
-        depth = plan.depth
-        if is_pinned:
-            depth = self._apply_pins(chosen, ids, pins, depth)
+        depth = lengths.plan.depth
+        if pins.count(None) != len(pins):
+            depth = self._apply_pins(chosen, requests, depth)
+        self._steps_off = 0 if depth else self._steps_off + 1
         return DraftDecision(depth, chosen, reason)
 
     def _classes(
@@ -140,26 +153,6 @@ class GoodputController:
                 survival.keep_only(ids)
         return list(map(survival.class_of.__getitem__, ids))
 
-    def _note_batch(
-        self,
-        ids: Sequence[str],
-        contexts: Sequence[int],
-        classes: Sequence[int],
-        pins: Sequence[int | None],
-    ) -> None:
-        pinned: Counter[tuple[int, int]] = Counter()
-        free: dict[int, int]
-        if pins:
-            free = Counter(c for c, p in zip(classes, pins, strict=True) if p is None)
-            pinned.update(
-                (class_id, self._bounded(pin))
-                for class_id, pin in zip(classes, pins, strict=True)
-                if pin is not None
-            )
-        else:
-            free = Counter(classes)
-        self._seen = _Seen(free, pinned, len(ids), sum(contexts) / len(ids))
-
     def _keep_a_sample(self, chosen: dict[str, int], ids: Sequence[str]) -> None:
         """Draft for some requests only, each time for others."""
         size = self._sample_size(len(ids))
@@ -175,75 +168,77 @@ class GoodputController:
             return num_requests
         return min(self.options.exploration.sample_requests, num_requests)
 
-    def _serve_partly(
-        self,
-        chosen: dict[str, int],
-        plan: Plan,
-        ids: Sequence[str],
-        classes: Sequence[int],
-    ) -> None:
-        """Take the draft token at the cut from those whom the plan has no rows for."""
-        last_class = plan.last_class
-        members = [i for i, c in zip(ids, classes, strict=True) if c == last_class]
-        for request_id in members[plan.num_of_last_class :]:
-            chosen[request_id] = max(chosen[request_id] - 1, 0)
-
     def _bounded(self, pin: int) -> int:
         return min(max(pin, 0), self.max_draft_length)
 
     def _apply_pins(
-        self,
-        chosen: dict[str, int],
-        ids: Sequence[str],
-        pins: Sequence[int | None],
-        depth: int,
+        self, chosen: dict[str, int], requests: Sequence[DecodeRequest], depth: int
     ) -> int:
-        for request_id, pin in zip(ids, pins, strict=True):
-            if pin is not None:
+        """Returns the depth that pinned requests need as well."""
+        free = False
+        for request_id, _, _, pin in requests:
+            if pin is None:
+                free = True
+            else:
                 chosen[request_id] = self._bounded(pin)
-                depth = max(depth, chosen[request_id])
-        return depth
+        deepest = max(chosen.values())
+        return max(depth, deepest) if free else deepest
 
-    def _choose(self) -> tuple[Plan, _Lengths, str]:
+    def _choose(self) -> tuple[_Lengths, str]:
         assert self.plan is not None
         self.budget.earn()
+        if not self._may_draft:
+            return _Lengths(_OFF, self.survival), "off"
         if self._probe is not None and self._probe_steps_left == 0:
             self._start_probe(self._probe)
         if self._probe_steps_left > 0:
             self._probe_steps_left -= 1
-            return self._probed, self._probe_lengths, "probe"
-        return self.plan, self._lengths, "exploit" if self.plan.depth else "off"
+            if self._probe_steps_left == 0:
+                self._replan_steps = 2  # one step later its outcome is here
+            return self._probing, "probe"
+        return self._lengths, "exploit" if self.plan.depth else "off"
 
     def _start_probe(self, probe: Plan) -> None:
-        if not self.budget.pay(self._price(probe)):
+        if not self.budget.pay(self._probe_price()):
             return
         # Two in a row, where neither the step before nor the one after is like it, so
         # that one step both drafts and verifies as the probe says.
         self._probe_steps_left = 1 if self._is_off else 2
         self.num_probes += 1
-        self._probed = probe
-        self._probe_lengths = _Lengths(probe, self.survival)
+        self._probing = _Lengths(probe, self.survival)
+        self._probe = None
 
     @property
     def _is_off(self) -> bool:
         return self.plan is not None and self.plan.depth == 0
 
+    def _probe_price(self) -> float:
+        """Time lost by the probe, in steps of the best plan."""
+        assert self._probe is not None
+        return self._price(self._probe)
+
     def _price(self, probe: Plan) -> float:
-        """Time lost by a probe, in steps of the best plan."""
         assert self.plan is not None
+        assert self._times is not None
         if self._is_off:
             # Drafting and verifying apart, each beside the other half of a step
-            # without drafts; the first has been seen with its catch-up pass.
-            assert self._seen is not None
-            drafting = self._times[uniform_tier(0), probe.depth].seconds
-            verifying = self._times[uniform_tier(probe.depth), 0].seconds
-            share = self._sample_size(self._seen.num_requests) / self._seen.num_requests
-            extra = max(verifying - self.plan.seconds, 0.0)
-            seconds = drafting + share * extra
+            # without drafts.
+            off_s = self.plan.seconds
+            num_requests = max(len(self._seen), 1)
+            drafting_s = self._times.uniform(0, probe.depth).seconds - off_s
+            verifying_s = self._times.uniform(probe.depth, 0).seconds - off_s
+            share = self._sample_size(num_requests) / num_requests
+            lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
+            # What is accepted is no loss.
+            lost_s -= share * (probe.tokens / num_requests - 1.0) * off_s
+            lost_s += self._catch_up_s()
         else:
-            seconds = probe.seconds
-        lost_s = seconds - probe.tokens / self.plan.goodput
+            lost_s = probe.seconds - probe.tokens / self.plan.goodput
         return max(lost_s, 0.0) / self.plan.seconds
+
+    def _catch_up_s(self) -> float:
+        waiting = self._steps_off * len(self._seen)
+        return waiting * self.cost.catch_up_token_s
 
     # -- learning -----------------------------------------------------------------
 
@@ -251,63 +246,79 @@ class GoodputController:
         """Learn from a step; look for a better plan every few."""
         if self.survival.observe(outcome.requests):
             self.budget.surprise()
+            self._replan_steps = self.options.min_replan_steps
         self.cost.observe(outcome)
         self._steps_since_plan += 1
-        is_due = self._steps_since_plan >= self.options.replan_steps
-        if self._seen is not None and (is_due or self.budget.is_urgent):
+        is_due = self._steps_since_plan >= self._replan_steps
+        if self._seen and (is_due or self.budget.is_urgent):
             self._replan()
 
     def _replan(self) -> None:
-        assert self._seen is not None
+        requests = self._seen
         self._steps_since_plan = 0
-        self._planned_bucket = request_bucket(self._seen.num_requests)
-        self._times = self.cost.table(
-            self._seen.num_requests, self._seen.context_per_request
-        )
-        found = list(
-            plans(
-                self._batch(self._seen),
-                self._times,
-                self.max_draft_length,
-                self.options.exploration.optimism,
-            )
-        )
+        bucket = request_bucket(len(requests))
+        is_news = bucket != self._planned_bucket
+        self._planned_bucket = bucket
+        context = sum(request.num_context_tokens for request in requests)
+        self._times = self.cost.times(len(requests), context / len(requests))
+        optimism = self.options.exploration.optimism
+        keep = () if self.plan is None else (self.plan.depth,)
+        batch = self._batch(requests)
+        found = plans(batch, self._times, self._depths, optimism, keep)
         found = self._feasible(found)
-        best = max(found, key=lambda plan: plan.goodput)
-        self._adopt(self._prefer_current(best, found))
-        self._probe = self._worth_a_probe(found)
+        before = self.plan
+        self._adopt(self._prefer_current(found))
+        self._probe = self._worth_a_probe(found) if batch.groups else None
+        assert self.plan is not None
+        is_news |= before is None or before.depth != self.plan.depth
+        self._replan_steps = (
+            self.options.min_replan_steps
+            if is_news or self.budget.is_granted
+            else min(2 * max(self._replan_steps, 4), self.options.max_replan_steps)
+        )
 
-    def _batch(self, seen: _Seen) -> Batch:
+    def _batch(self, requests: Sequence[DecodeRequest]) -> Batch:
         survival, optimism = self.survival, self.options.exploration.optimism
         num_known = self.plan.depth if self.plan else 0
+        free: Counter[int] = Counter()
+        pinned: Counter[tuple[int, int]] = Counter()
+        for request in requests:
+            class_id = survival.class_of.get(request.request_id)
+            if class_id is None:
+                class_id = survival.see(request)
+            if request.pinned_draft_length is None:
+                free[class_id] += 1
+            else:
+                length = self._bounded(request.pinned_draft_length)
+                pinned[class_id, length] += 1
         return Batch(
             [
                 Group(
-                    class_id,
                     count,
                     survival.survival_of_class(class_id),
                     survival.optimistic_survival_of_class(
                         class_id, optimism, num_known
                     ),
                 )
-                for class_id, count in seen.free.items()
+                for class_id, count in free.items()
             ],
             [
                 PinnedGroup(count, length, survival.survival_of_class(class_id))
-                for (class_id, length), count in seen.pinned.items()
+                for (class_id, length), count in pinned.items()
             ],
         )
 
     def _feasible(self, found: list[Plan]) -> list[Plan]:
-        bound = self.options.max_step_time_s
+        bound = self.options.max_token_latency_s
         if bound is None:
             return found
-        return [p for p in found if p.seconds <= bound] or [
-            min(found, key=lambda plan: plan.seconds)
+        return [p for p in found if p.worst_token_latency_s <= bound] or [
+            min(found, key=lambda plan: plan.worst_token_latency_s)
         ]
 
-    def _prefer_current(self, best: Plan, found: list[Plan]) -> Plan:
+    def _prefer_current(self, found: list[Plan]) -> Plan:
         """The best plan of the kind in use, unless another kind is clearly better."""
+        best = max(found, key=lambda plan: plan.goodput)
         current = self.plan
         if current is None:
             return best
@@ -319,7 +330,10 @@ class GoodputController:
         if not same:
             return best
         kept = max(same, key=lambda plan: plan.goodput)
-        return best if best.goodput > kept.goodput * (1 + self.options.margin) else kept
+        needed = 1 + self.options.margin
+        if self._is_off:
+            needed += self._catch_up_s() / kept.seconds / _RESUME_HORIZON_STEPS
+        return best if best.goodput > kept.goodput * needed else kept
 
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:

@@ -1,23 +1,28 @@
 """The best decision for a batch: draft depth and who gets how many draft tokens.
 
-Requests enter as groups of one survival class. For a depth d the draft tokens of all
-requests, taken in order of falling survival, give for any number of rows the most
-acceptance that these rows can bring (survival falls with the position, so the prefix
-order within a request holds by itself). Along that curve the planner looks for the
-largest expected goodput: expected committed tokens over the expected time of drafting
-d deep and verifying those rows. No shape of the cost is assumed, every tier is tried.
+Requests enter as groups of one survival class. A *uniform* plan gives every request
+``depth`` draft tokens. A *mixed* one gives out the draft tokens of all requests in
+order of falling survival, down to a cut: for any number of rows that is the most
+acceptance these rows can bring (survival falls with the position, so the prefix order
+within a request holds by itself). A plan's worth is its expected goodput: expected
+committed tokens over the expected time of drafting ``depth`` deep and verifying its
+rows. No shape of the cost is assumed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from vllm_mtp.control.cost_block import Estimate, Place, uniform_tier
+from vllm_mtp.control.cost import ExpectedTimes
+
+_MAX_BOLDNESS = 0.6
+"""Most by which optimism may shorten an expected time, as a fraction."""
+_NUM_MIXED_DEPTHS = 3
 
 
 class Group(NamedTuple):
     """Requests of one survival class whose draft length is free."""
 
-    class_id: int
     num_requests: int
     # [K_max] survival probabilities, and the same as high as they may well be
     survival: Sequence[float]
@@ -37,24 +42,30 @@ class Plan(NamedTuple):
 
     depth: int
     cut: float
-    """A request gets draft tokens as long as they survive with at least this."""
-    is_uniform: bool
-    """Every request that is not pinned gets ``depth``."""
+    """A request gets draft tokens as long as they survive with at least this; 0 for
+    ``depth`` tokens for every request that is not pinned."""
     tokens: float
     """Expected committed tokens of the step."""
     seconds: float
     """Expected step time."""
     optimistic_goodput: float
     """Tokens per second if acceptance and cost are as good as they may well be."""
-    last_class: int = -1
-    """The class that is only partly served at the cut, -1 for none."""
-    num_of_last_class: int = 0
-    """Its requests that get the draft token at the cut; the others get one less."""
+    worst_acceptance_length: float = 1.0
+    """Expected acceptance length of the request that gets least from the plan."""
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.cut == 0.0
 
     @property
     def goodput(self) -> float:
         """Expected committed tokens per second."""
         return self.tokens / self.seconds
+
+    @property
+    def worst_token_latency_s(self) -> float:
+        """Longest that any request is expected to wait for a token."""
+        return self.seconds / self.worst_acceptance_length
 
     def draft_length(self, survival: Sequence[float]) -> int:
         """K of a request that is not pinned."""
@@ -70,117 +81,129 @@ class Batch(NamedTuple):
     """What a plan is made for."""
 
     groups: Sequence[Group]
-    pinned: Sequence[PinnedGroup]
+    pinned: Sequence[PinnedGroup] = ()
 
     @property
     def num_requests(self) -> int:
-        return sum(g.num_requests for g in (*self.groups, *self.pinned))
+        free = sum(g.num_requests for g in self.groups)
+        return free + sum(g.num_requests for g in self.pinned)
 
 
-class _Marginal(NamedTuple):
-    """One more draft token for every request of a group."""
+class _Base(NamedTuple):
+    """What pinned requests bring to every plan."""
 
-    survival: float
-    position: int
     num_requests: int
-    optimistic: float
-    class_id: int
+    num_free: int
+    num_draft_tokens: int
+    tokens: float
+    """Committed: one of every request, and the pinned ones' drafts."""
+    pins: frozenset[int]
+    worst: float
 
 
 def plans(
     batch: Batch,
-    times: Mapping[Place, Estimate],
-    max_draft_length: int,
+    times: ExpectedTimes,
+    depths: Sequence[int],
     optimism: float = 0.0,
-) -> Iterator[Plan]:
-    """Every plan worth a look: for each depth, points along its curve.
+    keep: Sequence[int] = (),
+) -> list[Plan]:
+    """Plans worth a look: a uniform one for each depth, mixed ones where they may pay.
 
     Args:
         batch: Groups of requests, at least one request.
-        times: Expected time of every cell for this number of requests.
-        max_draft_length: Upper bound on the depth.
+        times: Expected step times for it.
+        depths: Allowed draft depths, rising, the first is 0.
         optimism: Deviations of cost that ``optimistic_goodput`` allows for.
+        keep: Depths whose mixed plans are wanted, however they compare.
     """
-    marginals = sorted(
-        _Marginal(
-            survival, position, group.num_requests, optimistic, group.class_id
-        )
-        for group in batch.groups
-        for position, (survival, optimistic) in enumerate(
-            zip(group.survival, group.optimistic, strict=True), start=1
-        )
+    base = _base(batch)
+    deepest_pin = max(base.pins, default=0)
+    allowed = [d for d in depths if d >= deepest_pin] or [deepest_pin]
+    uniform = [_uniform(d, batch, base, times, optimism) for d in allowed]
+    if len(batch.groups) < 2:
+        return uniform
+    ranked = sorted(uniform, key=lambda plan: -plan.optimistic_goodput)
+    wanted = {plan.depth for plan in ranked[:_NUM_MIXED_DEPTHS]} | set(keep)
+    mixed = [
+        plan
+        for depth in sorted(wanted & set(allowed) - {0})
+        for plan in _mixed(depth, batch, base, times, optimism)
+    ]
+    return uniform + mixed
+
+
+def _base(batch: Batch) -> _Base:
+    lengths = [1.0 + sum(p.survival[: p.draft_length]) for p in batch.pinned]
+    num_free = sum(group.num_requests for group in batch.groups)
+    counts = [p.num_requests for p in batch.pinned]
+    return _Base(
+        num_free + sum(counts),
+        num_free,
+        sum(p.num_requests * p.draft_length for p in batch.pinned),
+        num_free + sum(n * a for n, a in zip(counts, lengths, strict=True)),
+        frozenset(p.draft_length for p in batch.pinned),
+        min(lengths, default=float("inf")),
     )
-    marginals.reverse()
-    deepest_pin = max((p.draft_length for p in batch.pinned), default=0)
-    for depth in range(min(deepest_pin, max_draft_length), max_draft_length + 1):
-        yield from _plans_at(depth, batch, marginals, times, optimism)
 
 
-def _plans_at(
-    depth: int,
-    batch: Batch,
-    marginals: Sequence[_Marginal],
-    times: Mapping[Place, Estimate],
-    optimism: float,
+def _uniform(
+    depth: int, batch: Batch, base: _Base, times: ExpectedTimes, optimism: float
+) -> Plan:
+    tokens = optimistic = base.tokens
+    worst = base.worst
+    for group in batch.groups:
+        survived = sum(group.survival[:depth])
+        tokens += group.num_requests * survived
+        optimistic += group.num_requests * sum(group.optimistic[:depth])
+        worst = min(worst, 1.0 + survived)
+    if base.pins <= {depth}:
+        seconds, doubt = times.uniform(depth, depth)
+    else:
+        num_draft_tokens = base.num_draft_tokens + depth * base.num_free
+        seconds, doubt = times.mixed(num_draft_tokens / base.num_requests, depth)
+    bold_s = seconds * (1.0 - min(optimism * doubt, _MAX_BOLDNESS))
+    return Plan(depth, 0.0, tokens, seconds, optimistic / bold_s, worst)
+
+
+def _mixed(
+    depth: int, batch: Batch, base: _Base, times: ExpectedTimes, optimism: float
 ) -> Iterator[Plan]:
-    num_requests = batch.num_requests
-    tokens = float(num_requests)
-    extra = 0
-    for pinned in batch.pinned:
-        extra += pinned.num_requests * pinned.draft_length
-        tokens += pinned.num_requests * sum(pinned.survival[: pinned.draft_length])
-    optimistic = tokens
-    free = sum(group.num_requests for group in batch.groups)
-    full = extra + depth * free
-    spacing = max(num_requests // 8, 1)
-    emitted = extra
-    for marginal in marginals:
-        if marginal.position > depth:
-            continue
-        served = 0
-        while served < marginal.num_requests:
-            piece = min(marginal.num_requests - served, spacing)
-            served += piece
-            extra += piece
-            tokens += piece * marginal.survival
-            optimistic += piece * marginal.optimistic
-            if extra - emitted < spacing or extra == full:
-                continue
-            emitted = extra
-            seconds, doubt = _mixed_time(times, depth, extra / num_requests)
-            bold = optimistic / (seconds * (1.0 - min(optimism * doubt, 0.6)))
-            yield Plan(
-                depth,
-                marginal.survival,
-                False,
-                tokens,
-                seconds,
-                bold,
-                marginal.class_id,
-                served,
+    """The best cut, and the best one if luck is with it."""
+    marginals = sorted(
+        (
+            (survival, group.num_requests, optimistic)
+            for group in batch.groups
+            for survival, optimistic in zip(
+                group.survival[:depth], group.optimistic[:depth], strict=True
             )
-    is_uniform = all(p.draft_length == depth for p in batch.pinned)
-    seconds, doubt = (
-        times[uniform_tier(depth), depth]
-        if is_uniform
-        else _mixed_time(times, depth, full / num_requests)
+        ),
+        reverse=True,
     )
-    bold = optimistic / (seconds * (1.0 - min(optimism * doubt, 0.6)))
-    yield Plan(depth, 0.0, True, tokens, seconds, bold)
+    curve = times.mixed_curve(depth)
+    rows = [base.num_draft_tokens, *(n for _, n, _ in marginals)]
+    tokens = [base.tokens, *(s * n for s, n, _ in marginals)]
+    halves = [2.0 * r / base.num_requests for r in accumulate(rows)]
+    goodputs = [
+        t / _interpolated(curve, h)
+        for t, h in zip(accumulate(tokens), halves, strict=True)
+    ]
+    # The last cut serves everybody: that is the uniform plan.
+    best = max(range(1, len(goodputs) - 1), key=goodputs.__getitem__, default=0)
+    if not best:
+        return
+    cut = marginals[best - 1][0]
+    lucky = base.tokens + sum(o * n for _, n, o in marginals[:best])
+    seconds, doubt = times.mixed(halves[best] / 2, depth)
+    bold_s = seconds * (1.0 - min(optimism * doubt, _MAX_BOLDNESS))
+    worst = base.worst
+    for group in batch.groups:
+        served = sum(s for s in group.survival[:depth] if s >= cut)
+        worst = min(worst, 1.0 + served)
+    yield Plan(depth, cut, goodputs[best] * seconds, seconds, lucky / bold_s, worst)
 
 
-def _mixed_time(
-    times: Mapping[Place, Estimate], depth: int, draft_tokens: float
-) -> Estimate:
-    """Between the centres of two tiers of unequal draft lengths."""
-    halves = 2 * draft_tokens
-    lower = min(int(halves), 2 * depth)
-    low = times[2 * lower + 1, depth]
-    if lower == 2 * depth:
-        return low
-    high = times[2 * lower + 3, depth]
+def _interpolated(curve: Sequence[float], halves: float) -> float:
+    lower = min(int(halves), len(curve) - 2)
     share = halves - lower
-    return Estimate(
-        low.seconds + share * (high.seconds - low.seconds),
-        max(low.deviation, high.deviation),
-    )
+    return curve[lower] + share * (curve[lower + 1] - curve[lower])

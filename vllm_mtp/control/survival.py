@@ -51,6 +51,8 @@ class SurvivalOptions(NamedTuple):
     profile_half_life_drafts: float = 1024.0
     drift_variance: float = 0.002
     """Growth of the drift's variance in each step, log-odds squared."""
+    max_outcomes: int = 96
+    """Requests that a step's estimates are updated with; bounds the time it takes."""
     alarm_sigmas: float = 3.5
     """Surprise after which the drift is taken to have jumped."""
     alarm_precision: float = 0.25
@@ -132,6 +134,7 @@ class SurvivalModel:
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self._surprise = 0.0
+        self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
         self._profiles: dict[int, Profile] = {}
         self._keep_request = 0.5 ** (1.0 / self.options.request_half_life_drafts)
@@ -162,10 +165,12 @@ class SurvivalModel:
 
     # -- answers ------------------------------------------------------------------
 
-    def conditional_of_class(self, class_id: int) -> list[float]:
-        """``p_1`` .. ``p_K_max`` of a class."""
+    def conditional_of_class(
+        self, class_id: int, num_positions: int | None = None
+    ) -> list[float]:
+        """``p_1`` .. ``p_K_max`` of a class, or the first few of them."""
         first, later, profile = self._log_odds(class_id)
-        logits = profile.logits
+        logits = profile.logits[:num_positions]
         result = [logistic(later + logit) for logit in logits]
         result[0] = logistic(first + logits[0])
         return result
@@ -274,7 +279,7 @@ class SurvivalModel:
         self.drift_precision = 1.0 / (
             1.0 / self.drift_precision + self.options.drift_variance
         )
-        groups = self._group(outcomes)
+        groups = self._group(self._some(outcomes))
         if not groups:
             return False
         evidence = {key: self._evidence(*key) for key in groups}
@@ -283,6 +288,18 @@ class SurvivalModel:
         for key, members in groups.items():
             self._update_requests(members, evidence[key], moved)
         return alarm
+
+    def _some(self, outcomes: Sequence[RequestOutcome]) -> Sequence[RequestOutcome]:
+        """All outcomes of a small batch, each time others of a large one."""
+        limit = self.options.max_outcomes
+        if len(outcomes) <= limit:
+            return outcomes
+        self._next_outcome = (self._next_outcome + limit) % len(outcomes)
+        first = self._next_outcome
+        return (
+            *outcomes[first : first + limit],
+            *outcomes[: max(first + limit - len(outcomes), 0)],
+        )
 
     def _group(
         self, outcomes: Sequence[RequestOutcome]
@@ -307,7 +324,7 @@ class SurvivalModel:
 
     def _evidence(self, class_id: int, drafted: int, accepted: int) -> _Evidence:
         examined = min(accepted + 1, drafted)
-        probabilities = tuple(self.conditional_of_class(class_id)[:examined])
+        probabilities = tuple(self.conditional_of_class(class_id, examined))
         score = accepted - sum(probabilities)
         information = sum(p * (1.0 - p) for p in probabilities) + 1e-6
         first = probabilities[0]

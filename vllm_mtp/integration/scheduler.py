@@ -73,10 +73,8 @@ class _ControlledScheduler(Scheduler):
         self._max_lookahead = self.num_lookahead_tokens
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        may_draft = (
-            getattr(self.controller, "may_draft", lambda: True)()
-            or self._is_any_pinned()
-        )
+        may_draft = self.controller.may_draft() or self._is_any_pinned()
+
         self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
         return super().schedule(*args, **kwargs)
 

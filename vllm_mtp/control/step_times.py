@@ -1,0 +1,192 @@
+"""What one kind of batch costs, as a Bayesian linear model of a step's time.
+
+A step verifies some rows and then drafts some steps deep; the two follow each other,
+so their times add::
+
+    time = verify[tier] + overhead (if it drafts) + depth * draft_step
+
+``verify`` is a value of its own for every *tier*, the draft tokens per request that
+are verified: no shape is assumed, a pass over four rows may cost less than one over
+two. Batches in which every request has equally many draft tokens (one CUDA graph, if
+captured) and mixed ones have tiers of their own::
+
+    0 .. K_max                  uniform: k draft tokens for every request
+    K_max + 1 .. 3 K_max + 1    mixed: h / 2 draft tokens per request, h = 0 .. 2 K_max
+
+Before any step the prior says how tiers hang together: a common level, a jump from one
+row to several, a slope, a smooth part, and something of their own. So a visit of one
+tier says a little about its neighbours, and many visits let it say nothing but what
+was seen. The update is a Kalman filter's; time makes everything uncertain again.
+
+All times are relative to a scale that the first steps set.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+Vector = list[float]
+
+
+class Estimate(NamedTuple):
+    """Expected time of a step."""
+
+    seconds: float
+    deviation: float
+    """Standard deviation of the expectation, as a fraction of it."""
+
+
+class CostPrior(NamedTuple):
+    """Relative times before any was seen, in steps without speculation.
+
+    The means describe a batch bound by memory bandwidth: rows are nearly free, and a
+    draft step reads one layer and the head. The deviations admit a batch bound by
+    compute.
+    """
+
+    row_cost: float = 0.05
+    """Of one more row for every request."""
+    draft_cost: float = 0.08
+    """Of one draft step for every request."""
+    level_deviation: float = 0.05
+    jump_deviation: float = 0.15
+    """Of the jump from one row to several."""
+    row_deviation: float = 0.15
+    smooth_deviation: float = 0.06
+    own_deviation: float = 0.03
+    mixed_deviation: float = 0.05
+    """Of what mixed batches cost beyond uniform ones."""
+    draft_deviation: float = 0.06
+
+
+class Shape(NamedTuple):
+    """The prior as a vector and a covariance."""
+
+    mean: Vector
+    covariance: list[Vector]
+
+
+class Layout(NamedTuple):
+    """Which entry of the vector is what."""
+
+    max_draft_length: int
+
+    @property
+    def num_tiers(self) -> int:
+        return 3 * self.max_draft_length + 2
+
+    @property
+    def size(self) -> int:
+        return self.num_tiers + 2
+
+    def uniform(self, draft_length: int, depth: int) -> Vector:
+        """Features of a step whose requests all verify ``draft_length`` tokens."""
+        features = [0.0] * self.size
+        features[draft_length] = 1.0
+        return self._with_depth(features, depth)
+
+    def mixed(self, draft_tokens: float, depth: int) -> Vector:
+        """Features of a step of unequal draft lengths, by their mean."""
+        features = [0.0] * self.size
+        halves = min(max(2.0 * draft_tokens, 0.0), 2.0 * self.max_draft_length)
+        lower = min(int(halves), 2 * self.max_draft_length - 1)
+        first = self.max_draft_length + 1 + lower
+        features[first + 1] = halves - lower
+        features[first] = 1.0 - features[first + 1]
+        return self._with_depth(features, depth)
+
+    def _with_depth(self, features: Vector, depth: int) -> Vector:
+        if depth:
+            features[-2] = 1.0
+            features[-1] = float(depth)
+        return features
+
+    def draft_tokens(self) -> list[tuple[float, bool]]:
+        """Draft tokens per request of each tier, and whether it is a mixed one."""
+        longest = self.max_draft_length
+        uniform = [(float(k), False) for k in range(longest + 1)]
+        return uniform + [(h / 2, True) for h in range(2 * longest + 1)]
+
+
+@cache
+def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
+    """What is believed before the first step."""
+    tiers = layout.draft_tokens()
+    mean = [1.0 + prior.row_cost * tokens for tokens, _ in tiers]
+    mean += [0.0, prior.draft_cost]
+    covariance = [[0.0] * layout.size for _ in range(layout.size)]
+    for i, (left, left_mixed) in enumerate(tiers):
+        for j, (right, right_mixed) in enumerate(tiers):
+            covariance[i][j] = (
+                prior.level_deviation**2
+                + prior.jump_deviation**2 * min(left, right, 1.0)
+                + prior.row_deviation**2 * left * right
+                + prior.smooth_deviation**2 * math.exp(-abs(left - right))
+                + prior.mixed_deviation**2 * (left_mixed and right_mixed)
+                + prior.own_deviation**2 * (i == j)
+            )
+    covariance[-2][-2] = covariance[-1][-1] = prior.draft_deviation**2
+    return Shape(mean, covariance)
+
+
+class StepTimes:
+    """Beliefs about one kind of batch."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.mean = list(shape.mean)
+        self.covariance = [list(row) for row in shape.covariance]
+        self.scale_s = 0.0
+        """Seconds that 1 stands for; 0 before the first step."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any step has been seen."""
+        return self.scale_s > 0
+
+    def relative(self, features: Sequence[float]) -> Estimate:
+        """Expected time in units of the scale; its deviation as a fraction."""
+        used = [(i, f) for i, f in enumerate(features) if f]
+        mean = math.fsum(f * self.mean[i] for i, f in used)
+        variance = math.fsum(
+            f * g * self.covariance[i][j] for i, f in used for j, g in used
+        )
+        mean = max(mean, 0.05)
+        return Estimate(mean, math.sqrt(max(variance, 0.0)) / mean)
+
+    def learn(self, features: Sequence[float], relative: float, noise: float) -> None:
+        """One Kalman update.
+
+        Args:
+            features: Of the step, see `Layout`.
+            relative: Its time in units of the scale.
+            noise: Standard deviation of that time, in the same units, > 0.
+        """
+        used = [(i, f) for i, f in enumerate(features) if f]
+        expected = math.fsum(f * self.mean[i] for i, f in used)
+        cross = [math.fsum(f * row[i] for i, f in used) for row in self.covariance]
+        variance = math.fsum(f * cross[i] for i, f in used) + noise * noise
+        surprise = (relative - expected) / variance
+        self.mean = [m + c * surprise for m, c in zip(self.mean, cross, strict=True)]
+        for row, c in zip(self.covariance, cross, strict=True):
+            gain = c / variance
+            if gain:
+                row[:] = [p - gain * o for p, o in zip(row, cross, strict=True)]
+
+    def age(self, shape: Shape, own: float, level: float) -> None:
+        """Grow uncertain.
+
+        Args:
+            shape: What is believed when nothing is remembered.
+            own: Fraction of the memory that is lost, 0..1.
+            level: Variance by which everything may have become slower or faster
+                together, as a fraction of the times squared.
+        """
+        for i, (row, first) in enumerate(
+            zip(self.covariance, shape.covariance, strict=True)
+        ):
+            common = level * self.mean[i]
+            row[:] = [
+                p + own * (f - p) + common * m
+                for p, f, m in zip(row, first, self.mean, strict=True)
+            ]
