@@ -1,10 +1,11 @@
 """The controllers: pure Python, so everything about them is shown without an engine."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mtp.config import MTPPlusConfig
-from vllm_mtp.control.factory import make_controller
+from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.randomized import RandomController
@@ -67,10 +68,37 @@ def test_the_option_names_the_controller() -> None:
     assert type(make_controller(MTPPlusConfig(), 3)) is GoodputController
 
 
-def test_ranks_that_cannot_agree_draft_a_fixed_length() -> None:
-    controller = make_controller(MTPPlusConfig(), 8, data_parallel_size=2)
-    assert isinstance(controller, FixedController)
-    assert controller.draft_length == 3
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_ranks_with_a_common_depth_never_leave_it_but_verify_what_pays(
+    acceptance: float,
+) -> None:
+    (depth,) = common_depth(8)
+    assert depth == 3
+    controller = make_controller(MTPPlusConfig(), 8, depths=(depth,))
+    assert controller.decide([]).draft_depth == depth
+    lengths = {r.request_id: 0 for r in REQUESTS}
+    for _ in range(200):
+        assert controller.may_draft()
+        decision = controller.decide(REQUESTS)
+        assert decision.draft_depth == depth
+        outcomes = [
+            RequestOutcome(i, k, round(k * acceptance)) for i, k in lengths.items() if k
+        ]
+        rows = len(REQUESTS) + sum(lengths.values())
+        lengths = dict(decision.num_draft_tokens)
+        controller.observe(
+            StepOutcome(
+                requests=tuple(outcomes),
+                num_requests=len(REQUESTS),
+                num_scheduled_tokens=rows,
+                step_time_s=0.01 + 0.002 * rows,
+                draft_depth=depth,
+                num_decode_requests=len(REQUESTS),
+            )
+        )
+    pinned = [*REQUESTS, DecodeRequest("deep", 9, pinned_draft_length=8)]
+    assert controller.decide(pinned).draft_depth == depth
+    assert sum(lengths.values()) == (0 if acceptance == 0.0 else depth * len(REQUESTS))
 
 
 def test_an_outcome_adds_up_its_requests() -> None:

@@ -62,7 +62,7 @@ class _Pending(NamedTuple):
     features: tuple[float, ...]
     total: float
     """Their relative times, summed."""
-    count: int
+    num_steps: int
 
 
 class _Block:
@@ -195,7 +195,7 @@ class CostModel:
         key = (block.num_requests, context_bucket(context))
         pending = self._pending.get(key)
         if pending is not None and (
-            pending.features != features or pending.count >= _MAX_PENDING
+            pending.features != features or pending.num_steps >= _MAX_PENDING
         ):
             self._learn_pending()
             pending = None
@@ -206,7 +206,7 @@ class CostModel:
             block.times.scale_s *= relative / expected
             relative = expected
         clipped = self._clip(block, features, relative, num_requests)
-        total, count = (pending.total, pending.count) if pending else (0.0, 0)
+        total, count = (pending.total, pending.num_steps) if pending else (0.0, 0)
         self._pending[key] = _Pending(features, total + clipped, count + 1)
 
     def _clip(

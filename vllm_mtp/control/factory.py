@@ -9,29 +9,32 @@ from vllm_mtp.control.threshold import ThresholdController
 
 
 def make_controller(
-    config: MTPPlusConfig, max_draft_length: int, data_parallel_size: int = 1
+    config: MTPPlusConfig,
+    max_draft_length: int,
+    depths: tuple[int, ...] | None = None,
 ) -> Controller:
     """Build the controller that ``config`` names.
 
     Args:
         config: our options.
         max_draft_length: resolved upper bound on K.
-        data_parallel_size: ranks that must draft equally deep.
+        depths: draft depths that a step may have; None for all up to the bound.
     """
     if config.controller == "random":
         return RandomController(max_draft_length, config.controller_seed)
     if config.controller == "fixed":
         return FixedController(max_draft_length)
-    if data_parallel_size > 1:
-        # What a rank learns differs from what the others learn.
-        return FixedController(min(max_draft_length, DEFAULT_FIXED_DRAFT_LENGTH))
     if config.controller == "threshold":
         return ThresholdController(max_draft_length)
-    return GoodputController(max_draft_length, _goodput_options(config))
+    latency_s = None if config.max_tpot_ms is None else config.max_tpot_ms / 1e3
+    return GoodputController(
+        max_draft_length, GoodputOptions(max_token_latency_s=latency_s, depths=depths)
+    )
 
 
-def _goodput_options(config: MTPPlusConfig) -> GoodputOptions:
-    options = GoodputOptions()
-    if config.max_tpot_ms is None:
-        return options
-    return options._replace(max_token_latency_s=config.max_tpot_ms / 1e3)
+def common_depth(max_draft_length: int) -> tuple[int, ...]:
+    """The only depth of ranks that must draft equally deep, whatever each has seen.
+
+    They agree by never choosing; each still verifies only the drafts that pay.
+    """
+    return (min(max_draft_length, DEFAULT_FIXED_DRAFT_LENGTH),)

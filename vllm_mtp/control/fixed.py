@@ -6,17 +6,22 @@ from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 
 class FixedController:
-    """Always drafts ``draft_length`` tokens."""
+    """Always drafts ``draft_length`` tokens.
+
+    A request that is pinned gets its own K, at most that many: the depth never varies,
+    so that ranks of a data-parallel engine agree without asking each other.
+    """
 
     def __init__(self, draft_length: int) -> None:
         self.draft_length = draft_length
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
-        request_ids = (request.request_id for request in requests)
-        return DraftDecision(
-            draft_depth=self.draft_length,
-            num_draft_tokens=dict.fromkeys(request_ids, self.draft_length),
-        )
+        depth = self.draft_length
+        lengths = {
+            request_id: depth if pin is None else min(max(pin, 0), depth)
+            for request_id, _, _, pin in requests
+        }
+        return DraftDecision(depth, lengths, "fixed")
 
     def may_draft(self) -> bool:
         return self.draft_length > 0

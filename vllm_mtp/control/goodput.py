@@ -43,7 +43,8 @@ class GoodputOptions(NamedTuple):
     max_token_latency_s: float | None = None
     """Latency mode: no request may be expected to wait longer for a token."""
     depths: tuple[int, ...] | None = None
-    """Depths that have CUDA graphs; None for all up to the bound."""
+    """Allowed depths, rising: those with CUDA graphs, or the one that data-parallel
+    ranks agree on. None for all up to the bound."""
     survival: SurvivalOptions = SurvivalOptions()
     exploration: ExplorationOptions = ExplorationOptions()
     cost_prior: CostPrior = CostPrior()
@@ -86,6 +87,7 @@ class GoodputController:
         """How often the plan's depth has changed."""
         self.num_probes = 0
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
+        self._can_be_off = 0 in self._depths
         self._lengths = _Lengths(_OFF, self.survival)
         self._times: ExpectedTimes | None = None
         self._probe: Plan | None = None
@@ -110,6 +112,7 @@ class GoodputController:
         """Whether the next decision may be to draft; it is kept to that."""
         self._may_draft = (
             self.plan is None
+            or not self._can_be_off
             or self.plan.depth > 0
             or self._probe_steps_left > 0
             or (self._probe is not None and self.budget.can_pay(self._probe_price()))
@@ -119,8 +122,8 @@ class GoodputController:
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         """Draft depth and draft lengths by the current plan, or by a probe."""
         if not requests:
-            depth = self.plan.depth if self.plan and self._may_draft else 0
-            return DraftDecision(depth, {}, "idle")
+            # Ranks that may not differ draft as deep as the others even so.
+            return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
         ids, _, _, pins = zip(*requests, strict=True)
         classes = self._classes(requests, ids)
         self._seen = requests
@@ -169,7 +172,8 @@ class GoodputController:
         return min(self.options.exploration.sample_requests, num_requests)
 
     def _bounded(self, pin: int) -> int:
-        return min(max(pin, 0), self.max_draft_length)
+        longest = self.max_draft_length if self._can_be_off else self._depths[-1]
+        return min(max(pin, 0), longest)
 
     def _apply_pins(
         self, chosen: dict[str, int], requests: Sequence[DecodeRequest], depth: int
@@ -182,7 +186,7 @@ class GoodputController:
             else:
                 chosen[request_id] = self._bounded(pin)
         deepest = max(chosen.values())
-        return max(depth, deepest) if free else deepest
+        return max(depth, deepest) if free or not self._can_be_off else deepest
 
     def _choose(self) -> tuple[_Lengths, str]:
         assert self.plan is not None

@@ -18,6 +18,7 @@ from vllm_mtp.control.cost import ExpectedTimes
 _MAX_BOLDNESS = 0.6
 """Most by which optimism may shorten an expected time, as a fraction."""
 _NUM_MIXED_DEPTHS = 3
+_ABOVE_ANY_SURVIVAL = 2.0
 
 
 class Group(NamedTuple):
@@ -113,7 +114,8 @@ def plans(
     Args:
         batch: Groups of requests, at least one request.
         times: Expected step times for it.
-        depths: Allowed draft depths, rising, the first is 0.
+        depths: Allowed draft depths, rising. Where 0 is not allowed, mixed plans may
+            verify nothing.
         optimism: Deviations of cost that ``optimistic_goodput`` allows for.
         keep: Depths whose mixed plans are wanted, however they compare.
     """
@@ -121,14 +123,14 @@ def plans(
     deepest_pin = max(base.pins, default=0)
     allowed = [d for d in depths if d >= deepest_pin] or [deepest_pin]
     uniform = [_uniform(d, batch, base, times, optimism) for d in allowed]
-    if len(batch.groups) < 2:
+    if len(batch.groups) < 2 and 0 in depths:
         return uniform
     ranked = sorted(uniform, key=lambda plan: -plan.optimistic_goodput)
     wanted = {plan.depth for plan in ranked[:_NUM_MIXED_DEPTHS]} | set(keep)
     mixed = [
         plan
         for depth in sorted(wanted & set(allowed) - {0})
-        for plan in _mixed(depth, batch, base, times, optimism)
+        for plan in _mixed(depth, batch, base, times, optimism, 0 not in depths)
     ]
     return uniform + mixed
 
@@ -167,9 +169,14 @@ def _uniform(
 
 
 def _mixed(
-    depth: int, batch: Batch, base: _Base, times: ExpectedTimes, optimism: float
+    depth: int,
+    batch: Batch,
+    base: _Base,
+    times: ExpectedTimes,
+    optimism: float,
+    may_verify_nothing: bool,
 ) -> Iterator[Plan]:
-    """The best cut, and the best one if luck is with it."""
+    """The best cut."""
     marginals = sorted(
         (
             (survival, group.num_requests, optimistic)
@@ -189,10 +196,11 @@ def _mixed(
         for t, h in zip(accumulate(tokens), halves, strict=True)
     ]
     # The last cut serves everybody: that is the uniform plan.
-    best = max(range(1, len(goodputs) - 1), key=goodputs.__getitem__, default=0)
-    if not best:
+    first = 0 if may_verify_nothing else 1
+    best = max(range(first, len(goodputs) - 1), key=goodputs.__getitem__, default=-1)
+    if best < 0:
         return
-    cut = marginals[best - 1][0]
+    cut = marginals[best - 1][0] if best else _ABOVE_ANY_SURVIVAL
     lucky = base.tokens + sum(o * n for _, n, o in marginals[:best])
     seconds, doubt = times.mixed(halves[best] / 2, depth)
     bold_s = seconds * (1.0 - min(optimism * doubt, _MAX_BOLDNESS))

@@ -12,7 +12,11 @@ from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 
 class RandomController:
-    """Draws a depth for the step and a draft length up to it for each request."""
+    """Draws a depth for the step and a draft length up to it for each request.
+
+    Pins are kept, and draw nothing less: the other requests get what they would have
+    got without them.
+    """
 
     def __init__(self, max_draft_length: int, seed: int) -> None:
         self.max_draft_length = max_draft_length
@@ -22,13 +26,14 @@ class RandomController:
         # Drawing the depth first makes whole steps without drafts likely, which
         # independent draws per request would almost never give in a large batch.
         depth = self._random.randint(0, self.max_draft_length)
-        return DraftDecision(
-            draft_depth=depth,
-            num_draft_tokens={
-                request.request_id: self._random.randint(0, depth)
-                for request in requests
-            },
-        )
+        lengths = {
+            request.request_id: self._random.randint(0, depth) for request in requests
+        }
+        for request_id, _, _, pin in requests:
+            if pin is not None:
+                lengths[request_id] = min(max(pin, 0), self.max_draft_length)
+        depth = max([depth, *lengths.values()])
+        return DraftDecision(depth, lengths, "random")
 
     def may_draft(self) -> bool:
         return True

@@ -68,10 +68,12 @@ def _refuse_contradictions(config: VllmConfig, runner: str) -> None:
         )
     if own.kv_rollback == "scrub":
         _refuse_scrub_where_slots_are_elsewhere(config.parallel_config)
-    if own.controller == "random" and config.parallel_config.data_parallel_size > 1:
+    ranks = config.parallel_config.data_parallel_size
+    if own.controller in ("random", "threshold") and ranks > 1:
         raise ConfigError(
-            "speculative_config.controller='random' is not allowed with "
-            "data_parallel_size > 1: ranks must draft equally deep; use 'fixed'."
+            f"speculative_config.controller={own.controller!r} is not allowed with "
+            f"data_parallel_size={ranks}: ranks must draft equally deep; leave it "
+            "unset or use 'fixed'."
         )
 
 

@@ -18,8 +18,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
-from vllm_mtp.control.factory import make_controller
+from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.scheduled_steps import (
     ScheduledStep,
@@ -36,6 +37,17 @@ from vllm_mtp.request_options import pinned_draft_length
 
 _GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily."""
+
+
+def _allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
+    """Depths that ranks agree on, or that have CUDA graphs; None for all."""
+    bound = vllm_config.num_speculative_tokens
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return common_depth(bound)
+    mode = vllm_config.compilation_config.cudagraph_mode
+    if vllm_config.use_v2_model_runner and mode.has_full_cudagraphs():
+        return graph_tiers(bound)
+    return None
 
 
 class _RequestTraits:
@@ -63,7 +75,7 @@ class _ControlledScheduler(Scheduler):
         self.controller = make_controller(
             settings_of(self.vllm_config),
             self.num_spec_tokens,
-            self.parallel_config.data_parallel_size,
+            _allowed_depths(self.vllm_config),
         )
         is_async = isinstance(self, AsyncScheduler)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
