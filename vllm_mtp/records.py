@@ -23,6 +23,8 @@ class DecodeRequest(NamedTuple):
     pinned_draft_length: int | None = None
     """Draft length that the user fixed for this request, 0 for off; None leaves it to
     the controller."""
+    num_unseen_tokens: int = 0
+    """Tokens that the MTP layers have to catch up on before they draft for it."""
 
 
 @dataclass(frozen=True, slots=True)

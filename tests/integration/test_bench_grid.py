@@ -120,6 +120,7 @@ def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) ->
         (["--workload", "poems"], "workload: 'poems' is not allowed; must be of code"),
         (["--concurrency", "1;2"], "concurrency: '1;2' is not allowed"),
         (["--model", "/nowhere"], "model: '/nowhere' is neither a folder"),
+        (["--long-context", "1900"], "long-context: 1900 is not allowed; must be at"),
         (["--report-only", "/nowhere.jsonl"], "/nowhere.jsonl holds nothing"),
     ],
 )

@@ -1,9 +1,12 @@
 """From scheduled steps to outcomes: sizes, times, and tokens that wait."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vllm_mtp.integration import scheduled_steps
+from vllm_mtp.integration import pause, scheduled_steps
 from vllm_mtp.integration.scheduled_steps import (
+    CaughtUp,
     ScheduledStep,
     StepOutcomes,
     UnseenCounts,
@@ -73,16 +76,41 @@ def test_where_drafts_follow_the_output_their_time_is_in_the_next_step() -> None
     assert depths == [(1, 10), (1, 10), (2, 20), (3, 30)]
 
 
-def test_tokens_wait_while_drafting_is_off_and_are_counted_once() -> None:
+def test_tokens_wait_while_drafting_is_off_and_are_caught_up_once() -> None:
     counts = UnseenCounts()
-    rows = {"a": 1, "b": 1}
-    assert counts.step(rows, 0, draft_depth=0) == 0
-    assert counts.step(rows, 0, draft_depth=0) == 0
-    assert counts.step({"a": 1, "c": 1}, 0, draft_depth=0) == 0
-    # Prompts and drafts to verify keep the MTP layers busy: nothing new waits.
-    assert counts.step({"a": 1, "d": 7}, 0, draft_depth=0) == 0
-    assert counts.step({"a": 3, "c": 1}, 2, draft_depth=0) == 0
-    assert counts.step({"a": 1, "d": 1}, 0, draft_depth=2) == 3
-    assert counts.step({"a": 1, "d": 1}, 0, draft_depth=2) == 0
+    assert counts.catch_up("ab") == CaughtUp(0, frozenset())
+    counts.rest("ab")
+    counts.rest("ab")
+    counts.rest("ac")
+    assert [counts.of(i) for i in "abcd"] == [3, 3, 1, 0]
+    assert counts.catch_up("ad") == CaughtUp(3, frozenset())
+    assert [counts.of(i) for i in "abcd"] == [0, 3, 1, 0]
+    counts.rest("a")
     counts.forget("b")
-    assert counts.step({"b": 1, "c": 1}, 0, draft_depth=1) == 1
+    assert counts.catch_up("abc") == CaughtUp(3, frozenset())
+
+
+def test_a_long_backlog_is_caught_up_in_parts_the_fewest_tokens_first() -> None:
+    counts = UnseenCounts()
+    for step in range(100):
+        counts.rest("ab" if step < 70 else "abc")
+    # 128 a step: the youngest, then one of the two others, then the last.
+    assert counts.catch_up("bca") == CaughtUp(30, frozenset("ab"))
+    assert counts.catch_up("bca") == CaughtUp(100, frozenset("b"))
+    assert counts.catch_up("bca") == CaughtUp(100, frozenset())
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 300), min_size=1))
+def test_every_backlog_ends_and_no_step_catches_up_on_much(
+    waiting: dict[str, int],
+) -> None:
+    limit = max(128, 4 * len(waiting))
+    for _ in range(2 * len(waiting)):
+        chosen = pause.caught_up_now(waiting)
+        assert chosen
+        assert {i for i, count in waiting.items() if not count} <= set(chosen)
+        caught_up = sum(waiting[i] for i in chosen)
+        most = max(waiting[i] for i in chosen)
+        assert caught_up <= limit or caught_up == most
+        waiting = {i: 0 if i in chosen else n for i, n in waiting.items()}
+    assert not any(waiting.values())

@@ -1,4 +1,4 @@
-"""``vllm-mtp bench``: see lab/rollback_bench.py and lab/step_bench.py."""
+"""``vllm-mtp bench``: see rollback_bench.py, step_bench.py, grid_bench.py in lab/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +9,10 @@ from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH
 
 INTERRUPTED = "interrupted; nothing was written"
+GRID_INTERRUPTED = (
+    "interrupted; the engines are stopped and what was measured is kept: the same "
+    "command continues"
+)
 
 app = typer.Typer(
     name="bench",
@@ -121,3 +125,111 @@ def steps(
             dtype=dtype,
         )
         run_step_bench(options, output, Console())
+
+
+@app.command()
+def grid(
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated, of: code (in-domain), prose (out-of-domain), "
+            "constrained (prose, the output limited to half of the vocabulary: nearly "
+            "no draft is accepted), phases (code and constrained by turns)."
+        ),
+    ] = "code,prose,constrained,phases",
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, comma-separated.")
+    ] = "1,4,16,32",
+    temperature: Annotated[
+        str, typer.Option(help="Of sampling, comma-separated; 0 is greedy.")
+    ] = "0,1",
+    context: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated, of: short (65 tokens), long (see --long-context)."
+        ),
+    ] = "short,long",
+    draft_lengths: Annotated[
+        str,
+        typer.Option(help="K of vLLM's own mtp, comma-separated; a contender each."),
+    ] = "1,2,3,4,5,6,7,8",
+    repeats: Annotated[
+        int, typer.Option(help="Timed rounds of each contender in each cell.")
+    ] = 3,
+    round_seconds: Annotated[
+        float,
+        typer.Option(
+            help="Decode time of a round without speculation. All contenders generate "
+            "as many tokens as that takes, at least 32 for each request."
+        ),
+    ] = 1.2,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one, "
+            "which is so small that vLLM's own overhead is most of a step; see "
+            "vllm-mtp model expand."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16. Greedy texts of all contenders must "
+            "agree in float32; in the others near-ties may flip."
+        ),
+    ] = "float32",
+    long_context: Annotated[
+        int, typer.Option(help="Tokens before the prompt in long cells.")
+    ] = 1024,
+    kv_cache_mib: Annotated[
+        int, typer.Option(help="KV cache of each engine; there is one per contender.")
+    ] = 320,
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for grid-<hardware>.json, three pictures, and a .jsonl with "
+            "every measurement, from which an interrupted run continues, "
+            "also with other workloads, temperatures or more repeats."
+        ),
+    ] = Path(),
+    report_only: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure nothing: make tables and pictures from this .jsonl."
+        ),
+    ] = None,
+) -> None:
+    """Compare mtp_plus with no speculation and with every fixed draft length.
+
+    Each contender is an engine in a process of its own; one works at a time, and they
+    take turns within each repeat. The cells of the grid are all combinations of
+    workload, concurrency, temperature and context. Ctrl-C stops everything; the same
+    command then continues where it was.
+    """
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=GRID_INTERRUPTED):
+        from rich.console import Console
+
+        from vllm_mtp.lab.grid_bench import report_only as report
+        from vllm_mtp.lab.grid_bench import run_grid_bench
+        from vllm_mtp.lab.grid_options import GridOptions, parse_list
+
+        if report_only is not None:
+            report(report_only, Console())
+            return
+        options = GridOptions(
+            workloads=parse_list("workload", workload, str),
+            concurrencies=parse_list("concurrency", concurrency, int),
+            temperatures=parse_list("temperature", temperature, float),
+            contexts=parse_list("context", context, str),
+            draft_lengths=parse_list("draft-lengths", draft_lengths, int),
+            num_repeats=repeats,
+            round_seconds=round_seconds,
+            model=model,
+            dtype=dtype,
+            long_context_tokens=long_context,
+            kv_cache_mib=kv_cache_mib,
+            output=output,
+        )
+        run_grid_bench(options, Console())

@@ -15,7 +15,6 @@ layers caught up on what they missed teach the price of catching up and nothing 
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 from vllm_mtp.control.step_times import (
     CostPrior,
@@ -56,13 +55,25 @@ def context_bucket(tokens_per_request: float) -> int:
     return sum(tokens_per_request >= bound for bound in _CONTEXT_BOUNDS)
 
 
-class _Pending(NamedTuple):
-    """Equal steps that wait to be learned."""
+class _Pending:
+    """Equal steps in a row that wait to be learned."""
 
-    features: tuple[float, ...]
-    total: float
-    """Their relative times, summed."""
-    num_steps: int
+    __slots__ = ("expected", "features", "num_steps", "total")
+
+    def __init__(self, features: tuple[float, ...], expected: Estimate) -> None:
+        self.features = features
+        self.expected = expected
+        """Relative time, as of before these steps."""
+        self.total = 0.0
+        """Their relative times, summed."""
+        self.num_steps = 0
+
+
+class _CaughtUp:
+    """Time and tokens of the catch-up passes so far, recent ones counting most."""
+
+    seconds = 0.0
+    num_tokens = 0.0
 
 
 class _Block:
@@ -128,8 +139,7 @@ class CostModel:
         self.max_draft_length = max_draft_length
         self.noise = 0.1
         """Typical deviation of a step's time, as a fraction."""
-        self.catch_up_token_s = 0.0
-        """Of one token that the MTP layers catch up on."""
+        self._caught_up = _CaughtUp()
         self._layout = Layout(max_draft_length)
         self._shape = prior_shape(self._layout, prior or CostPrior())
         self._forget = math.log(2) / _HALF_LIFE_STEPS
@@ -194,29 +204,31 @@ class CostModel:
     ) -> None:
         key = (block.num_requests, context_bucket(context))
         pending = self._pending.get(key)
-        if pending is not None and (
-            pending.features != features or pending.num_steps >= _MAX_PENDING
+        if (
+            pending is None
+            or (pending.features is not features and pending.features != features)
+            or pending.num_steps >= _MAX_PENDING
         ):
             self._learn_pending()
-            pending = None
+            pending = _Pending(features, block.times.relative(features))
+            self._pending[key] = pending
         relative = seconds / block.times.scale_s / block.factor(num_requests)
         block.num_visits += 1
-        expected = block.times.relative(features).seconds
+        expected = pending.expected.seconds
         if block.num_visits <= _FIRST_STEPS and relative < 0.6 * expected:
             block.times.scale_s *= relative / expected
             relative = expected
-        clipped = self._clip(block, features, relative, num_requests)
-        total, count = (pending.total, pending.num_steps) if pending else (0.0, 0)
-        self._pending[key] = _Pending(features, total + clipped, count + 1)
+        pending.total += self._clip(block, pending.expected, relative, num_requests)
+        pending.num_steps += 1
 
     def _clip(
         self,
         block: _Block,
-        features: Sequence[float],
+        estimate: Estimate,
         relative: float,
         num_requests: int,
     ) -> float:
-        expected, doubt = block.times.relative(features)
+        expected, doubt = estimate
         surprise = relative / expected - 1.0
         bound = 3.0 * math.hypot(self.noise, doubt)
         clipped = min(max(surprise, -bound), bound)
@@ -231,7 +243,7 @@ class CostModel:
         return expected * (1.0 + clipped)
 
     def _learn_pending(self) -> None:
-        for key, (features, total, count) in self._pending.items():
+        for key, pending in self._pending.items():
             block = self._blocks[key]
             elapsed = self._num_steps - block.aged_at
             block.aged_at = self._num_steps
@@ -240,11 +252,11 @@ class CostModel:
                 1.0 - math.exp(-self._forget * elapsed),
                 min(_LEVEL_VARIANCE * elapsed, 0.01),
             )
-            relative = total / count
+            relative = pending.total / pending.num_steps
             # Neighbouring steps are disturbed by the same things: a hundred of them
             # are not worth a hundred.
-            noise = self.noise * relative / math.sqrt(min(count, 8))
-            block.times.learn(features, relative, noise)
+            noise = self.noise * relative / math.sqrt(min(pending.num_steps, 8))
+            block.times.learn(pending.features, relative, noise)
         self._pending.clear()
 
     def _learn_catch_up(
@@ -255,8 +267,15 @@ class CostModel:
         scale_s = block.times.scale_s * block.factor(outcome.num_decode_requests)
         usual_s = block.times.relative(features).seconds * scale_s
         extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
-        per_token_s = extra_s / outcome.num_catch_up_tokens
-        self.catch_up_token_s += 0.2 * (per_token_s - self.catch_up_token_s)
+        known = self._caught_up
+        known.seconds += extra_s - 0.05 * known.seconds
+        known.num_tokens += outcome.num_catch_up_tokens - 0.05 * known.num_tokens
+
+    @property
+    def catch_up_token_s(self) -> float:
+        """Seconds of one token that the MTP layers catch up on."""
+        # A few tokens say nothing: the noise of the whole step is in their time.
+        return self._caught_up.seconds / (self._caught_up.num_tokens + 256.0)
 
     # -- blocks -------------------------------------------------------------------
 

@@ -78,13 +78,18 @@ class ExplorationBudget:
         if not is_free and self._steps_since_probe < self.options.pause_steps:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
-        return self.saved_steps - price_steps >= floor
+        return self.saved_steps - self._charged(price_steps) >= floor
+
+    def _charged(self, price_steps: float) -> float:
+        # Never beyond what can be saved: a state that can only be left by a dear probe
+        # would last for ever.
+        return min(price_steps, self.options.max_saved_steps)
 
     def pay(self, price_steps: float) -> bool:
         """Take the price of a probe, or refuse it."""
         if not self.can_pay(price_steps):
             self._grant_steps_left = 0
             return False
-        self.saved_steps -= price_steps
+        self.saved_steps -= self._charged(price_steps)
         self._steps_since_probe = 0
         return True

@@ -61,12 +61,8 @@ class _Lengths(dict[int, int]):
         self.plan, self._survival = plan, survival
 
     def __missing__(self, class_id: int) -> int:
-        if self.plan.is_uniform:
-            length = self.plan.depth
-        else:
-            survival = self._survival.survival_of_class(class_id)
-            length = self.plan.draft_length(survival)
-        self[class_id] = length
+        survival = self._survival.survival_of_class(class_id)
+        length = self[class_id] = self.plan.draft_length(survival)
         return length
 
 
@@ -99,12 +95,9 @@ class GoodputController:
         """The batch of the last decision."""
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
-        self._steps_off = 0
-        """Steps since anything was drafted."""
         self._planned_bucket = 0
         self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
-        self._refresh_at = 0
 
     # -- deciding -----------------------------------------------------------------
 
@@ -124,45 +117,45 @@ class GoodputController:
         if not requests:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
-        ids, _, _, pins = zip(*requests, strict=True)
-        classes = self._classes(requests, ids)
+        ids, _, _, pins, _ = zip(*requests, strict=True)
         self._seen = requests
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
         lengths, reason = self._choose()
-        chosen = dict(zip(ids, map(lengths.__getitem__, classes), strict=True))
+        if lengths.plan.is_uniform:
+            chosen = dict.fromkeys(ids, lengths.plan.depth)
+        else:
+            classes = self._classes(requests, ids)
+            chosen = dict(zip(ids, map(lengths.__getitem__, classes), strict=True))
         if reason == "probe" and self._is_off:
-            self._keep_a_sample(chosen, ids)
+            self._keep_a_sample(chosen, requests)
         depth = lengths.plan.depth
         if pins.count(None) != len(pins):
             depth = self._apply_pins(chosen, requests, depth)
-        self._steps_off = 0 if depth else self._steps_off + 1
         return DraftDecision(depth, chosen, reason)
 
     def _classes(
         self, requests: Sequence[DecodeRequest], ids: Sequence[str]
     ) -> list[int]:
-        """Class of each request; a few contexts are refreshed at each call."""
+        """Class of each request, those included that came since the last plan."""
         survival = self.survival
-        for _ in range(min(4, len(requests))):
-            self._refresh_at = (self._refresh_at + 1) % len(requests)
-            survival.see(requests[self._refresh_at])
         found = list(map(survival.class_of.get, ids))
         if None in found:
             for request in requests:
                 if request.request_id not in survival.class_of:
                     survival.see(request)
-            if len(survival.class_of) > 2 * len(ids) + 256:
-                survival.keep_only(ids)
         return list(map(survival.class_of.__getitem__, ids))
 
-    def _keep_a_sample(self, chosen: dict[str, int], ids: Sequence[str]) -> None:
-        """Draft for some requests only, each time for others."""
-        size = self._sample_size(len(ids))
-        if size < len(ids):
-            first = (self.num_probes * size) % len(ids)
-            sample = (*ids[first:], *ids[:first])[:size]
-            kept = {request_id: chosen[request_id] for request_id in sample}
+    def _keep_a_sample(
+        self, chosen: dict[str, int], requests: Sequence[DecodeRequest]
+    ) -> None:
+        """Draft for some requests only: those with the least to catch up on."""
+        size = self._sample_size(len(requests))
+        if size < len(requests):
+            first = (self.num_probes * size) % len(requests)
+            others_first = (*requests[first:], *requests[:first])
+            sample = sorted(others_first, key=lambda r: r.num_unseen_tokens)[:size]
+            kept = {r.request_id: chosen[r.request_id] for r in sample}
             chosen.update(dict.fromkeys(chosen, 0))
             chosen.update(kept)
 
@@ -180,11 +173,12 @@ class GoodputController:
     ) -> int:
         """Returns the depth that pinned requests need as well."""
         free = False
-        for request_id, _, _, pin in requests:
+        for request in requests:
+            pin = request.pinned_draft_length
             if pin is None:
                 free = True
             else:
-                chosen[request_id] = self._bounded(pin)
+                chosen[request.request_id] = self._bounded(pin)
         deepest = max(chosen.values())
         return max(depth, deepest) if free or not self._can_be_off else deepest
 
@@ -235,14 +229,15 @@ class GoodputController:
             lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
             # What is accepted is no loss.
             lost_s -= share * (probe.tokens / num_requests - 1.0) * off_s
-            lost_s += self._catch_up_s()
+            lost_s += self._catch_up_s(self._sample_size(num_requests))
         else:
             lost_s = probe.seconds - probe.tokens / self.plan.goodput
         return max(lost_s, 0.0) / self.plan.seconds
 
-    def _catch_up_s(self) -> float:
-        waiting = self._steps_off * len(self._seen)
-        return waiting * self.cost.catch_up_token_s
+    def _catch_up_s(self, num_requests: int) -> float:
+        """Time of catching up some requests, those with the least to catch up on."""
+        waiting = sorted(request.num_unseen_tokens for request in self._seen)
+        return sum(waiting[:num_requests]) * self.cost.catch_up_token_s
 
     # -- learning -----------------------------------------------------------------
 
@@ -286,10 +281,10 @@ class GoodputController:
         num_known = self.plan.depth if self.plan else 0
         free: Counter[int] = Counter()
         pinned: Counter[tuple[int, int]] = Counter()
+        if len(survival.class_of) > 2 * len(requests) + 256:
+            survival.keep_only(request.request_id for request in requests)
         for request in requests:
-            class_id = survival.class_of.get(request.request_id)
-            if class_id is None:
-                class_id = survival.see(request)
+            class_id = survival.see(request)
             if request.pinned_draft_length is None:
                 free[class_id] += 1
             else:
@@ -336,7 +331,8 @@ class GoodputController:
         kept = max(same, key=lambda plan: plan.goodput)
         needed = 1 + self.options.margin
         if self._is_off:
-            needed += self._catch_up_s() / kept.seconds / _RESUME_HORIZON_STEPS
+            catch_up_s = self._catch_up_s(len(self._seen))
+            needed += catch_up_s / kept.seconds / _RESUME_HORIZON_STEPS
         return best if best.goodput > kept.goodput * needed else kept
 
     def _adopt(self, plan: Plan) -> None:

@@ -49,7 +49,7 @@ class CostPrior(NamedTuple):
     """Of one more row for every request."""
     draft_cost: float = 0.08
     """Of one draft step for every request."""
-    level_deviation: float = 0.05
+    level_deviation: float = 0.3
     jump_deviation: float = 0.15
     """Of the jump from one row to several."""
     row_deviation: float = 0.15

@@ -169,12 +169,28 @@ class UnseenTokens:
         """Drop the rows of all other requests."""
         self.forget(self._numbers.keys() - set(request_ids))
 
-    def take(self, request_ids: Sequence[str]) -> UnseenRows | None:
-        """Hand out all rows of some requests and forget them; None if there are none.
+    def counts(self, request_ids: Sequence[str]) -> dict[str, int]:
+        """Rows of each request, 0 for none."""
+        rows = np.bincount(self._owners[: self.num_rows], minlength=1)
+        numbers = self._numbers
+        return {i: int(rows[numbers[i]]) if i in numbers else 0 for i in request_ids}
 
-        The tensors are copies: rows that are added later do not show in them.
+    def take(
+        self, request_ids: Sequence[str], chosen: Collection[str] | None = None
+    ) -> UnseenRows | None:
+        """Hand out rows and forget them; None if there are none.
+
+        Args:
+            request_ids: The batch, in its order.
+            chosen: Those of them whose rows are handed out; None for all.
+
+        Returns:
+            Copies: rows that are added later do not show in them.
         """
-        numbers = [self._numbers.get(i, -1) for i in request_ids]
+        if chosen is None:
+            chosen = request_ids
+        picked = set(chosen)
+        numbers = [self._numbers.get(i, -1) if i in picked else -1 for i in request_ids]
         if max(numbers, default=-1) < 0:
             return None
         place = np.full(self._next_number, -1, dtype=np.int64)
@@ -191,7 +207,7 @@ class UnseenTokens:
             self._next_token_ids[index],
             self._hidden_states[index],
         )
-        self.forget(request_ids)
+        self.forget(picked)
         return taken
 
     def _numbers_of(self, request_ids: Sequence[str]) -> Rows:

@@ -20,7 +20,7 @@ class RestsWhileOff(SpecDecodeBaseProposer):
     """Mixin of drafters."""
 
     can_rest = True
-    _rests_while_off = False
+    rests_while_off = False
     unseen: UnseenTokens | None = None
     """None as well for drafters that read the target's KV: they have none to fill."""
     model_runner: Any
@@ -29,7 +29,7 @@ class RestsWhileOff(SpecDecodeBaseProposer):
         """Take the memory for rows that wait, where resting is allowed."""
         if not self.can_rest or self.uses_mrope or not pause.may_rest(self.vllm_config):
             return
-        self._rests_while_off = True
+        self.rests_while_off = True
         if not self.constant_draft_positions:
             self.unseen = pause.unseen_tokens_like(
                 self.hidden_states, self.max_batch_size
@@ -37,9 +37,12 @@ class RestsWhileOff(SpecDecodeBaseProposer):
 
     def forget_unseen(self, scheduler_output: Any) -> None:
         """Drop rows of requests that are gone or will be computed anew."""
-        if self.unseen is not None and self.unseen.num_rows:
-            resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
-            self.unseen.forget({*scheduler_output.finished_req_ids, *resumed})
+        if self.unseen is None or not self.unseen.num_rows:
+            return
+        finished = scheduler_output.finished_req_ids
+        resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
+        if finished or resumed:
+            self.unseen.forget({*finished, *resumed})
 
     def propose(
         self,
@@ -54,15 +57,16 @@ class RestsWhileOff(SpecDecodeBaseProposer):
     ) -> torch.Tensor:
         metadata = common_attn_metadata
         # A request that has drafts has more than one row, so none has any.
-        if self._rests_while_off and pause.mtp_layers_rest(
+        if self.rests_while_off and pause.mtp_layers_rest(
             num_speculative_tokens, metadata.num_reqs, metadata.num_actual_tokens, 0
         ):
-            self._put_aside(
+            self.put_aside(
                 target_positions, target_hidden_states, next_token_ids, metadata
             )
             return next_token_ids.new_empty((metadata.num_reqs, 0), dtype=torch.int64)
-        if num_speculative_tokens:
-            self._catch_up(metadata)
+        if num_speculative_tokens and self.unseen is not None and self.unseen.num_rows:
+            waiting = self.unseen.counts(self.model_runner.input_batch.req_ids)
+            self._catch_up(metadata, pause.caught_up_now(waiting))
         return super().propose(
             num_speculative_tokens=num_speculative_tokens,
             target_token_ids=target_token_ids,
@@ -74,35 +78,38 @@ class RestsWhileOff(SpecDecodeBaseProposer):
             **kwargs,
         )
 
-    def _put_aside(
+    def put_aside(
         self,
         # [num_reqs]
         positions: torch.Tensor,
-        # [num_reqs, hidden_size]
+        # [num_rows >= num_reqs, hidden_size]
         hidden_states: torch.Tensor,
         # [num_reqs]
         next_token_ids: torch.Tensor,
         metadata: CommonAttentionMetadata,
     ) -> None:
+        """Keep what the MTP layers would have read in this step."""
         if self.unseen is None:
             return
+        num_reqs = metadata.num_reqs
         self.unseen.make_room(
-            metadata.num_reqs,
+            num_reqs,
             self.model_runner.requests.keys(),
-            lambda: self._catch_up(metadata),
+            lambda: self._catch_up(metadata, None),
         )
         self.unseen.add(
             self.model_runner.input_batch.req_ids,
             positions,
             next_token_ids,
-            hidden_states,
+            hidden_states[:num_reqs],
         )
 
-    def _catch_up(self, metadata: CommonAttentionMetadata) -> None:
-        """Run the MTP layers over all rows that wait for this batch's requests."""
-        if self.unseen is None or not self.unseen.num_rows:
-            return
-        rows = self.unseen.take(self.model_runner.input_batch.req_ids)
+    def _catch_up(
+        self, metadata: CommonAttentionMetadata, request_ids: list[str] | None
+    ) -> None:
+        """Run the MTP layers over the rows of some requests of the batch, or of all."""
+        assert self.unseen is not None
+        rows = self.unseen.take(self.model_runner.input_batch.req_ids, request_ids)
         if rows is None:
             return
         # The rollback has written this step's slots there already.

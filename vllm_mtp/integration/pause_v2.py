@@ -76,8 +76,9 @@ class RestsWhileOff(DraftModelSpeculator):
             self._put_aside(batch, last_hidden_states, next_token_ids)
             self.draft_tokens[: batch.num_reqs].fill_(-1)
             return self.draft_tokens[: batch.num_reqs]
-        if may_rest and depth:
-            self._catch_up(batch)
+        if may_rest and depth and self.unseen is not None and self.unseen.num_rows:
+            waiting = self.unseen.counts(batch.req_ids)
+            self._catch_up(batch, pause.caught_up_now(waiting))
         return super().propose(
             batch,
             attn_metadata,
@@ -108,7 +109,7 @@ class RestsWhileOff(DraftModelSpeculator):
         self.unseen.make_room(
             num_reqs,
             self.model_runner.req_states.req_id_to_index.keys(),
-            lambda: self._catch_up(batch),
+            lambda: self._catch_up(batch, None),
         )
         self.unseen.add(
             batch.req_ids,
@@ -117,11 +118,10 @@ class RestsWhileOff(DraftModelSpeculator):
             hidden_states[:num_reqs],
         )
 
-    def _catch_up(self, batch: Any) -> None:
-        """Run the MTP layers over all rows that wait for this batch's requests."""
-        if self.unseen is None or not self.unseen.num_rows:
-            return
-        rows = self.unseen.take(batch.req_ids)
+    def _catch_up(self, batch: Any, request_ids: list[str] | None) -> None:
+        """Run the MTP layers over the rows of some requests of the batch, or of all."""
+        assert self.unseen is not None
+        rows = self.unseen.take(batch.req_ids, request_ids)
         if rows is None:
             return
         for part in rows.passes(self.max_num_tokens):

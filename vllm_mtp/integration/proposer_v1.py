@@ -23,7 +23,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
-from vllm_mtp.integration.no_drafts_v1 import PlainSamplingWithoutDrafts
+from vllm_mtp.integration.no_drafts_v1 import (
+    NO_DRAFT_METHODS,
+    PlainSamplingWithoutDrafts,
+    shorten_steps_without_drafts,
+)
 from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
@@ -81,10 +85,14 @@ class _MTPPlusDrafter(RestsWhileOff, AnnouncesRejectedSlots, SpecDecodeBasePropo
     def end_step(self) -> None:
         self._step = self._rolled_back = None
 
-    def after_verification(self, module: Any, arguments: Any, output: Any) -> None:
-        """Forward hook of vLLM's rejection sampler."""
+    def after_verification(
+        self,
+        # [num_reqs, max_sampled] int32
+        sampled_token_ids: torch.Tensor,
+    ) -> None:
+        """Drafts were verified: roll back at once, before anything reads the KV."""
         if self._step is not None:
-            self._roll_back(output.sampled_token_ids)
+            self._roll_back(sampled_token_ids)
 
     def prepare_next_token_ids_padded(
         self,
@@ -291,7 +299,7 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
-    check_attributes(runner, RUNNER_ATTRIBUTES)
+    check_attributes(runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_METHODS))
     check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
@@ -299,7 +307,8 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.rejection_sampler = PlainSamplingWithoutDrafts(
         runner.sampler, runner.speculative_config, runner.device
     )
-    runner.rejection_sampler.register_forward_hook(runner.drafter.after_verification)
+    runner.rejection_sampler.after_verification = runner.drafter.after_verification
+    shorten_steps_without_drafts(runner, runner.drafter)
     # vLLM stops drafting for the whole batch when one request nears the model's end,
     # and then has zeros verified. Draft steps beyond the end are harmless: each
     # request's positions are clamped and its slots masked on the way.

@@ -6,6 +6,7 @@ in a queue until the step's output comes back.
 
 import time
 from collections import deque
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from vllm_mtp.integration import pause
@@ -22,6 +23,14 @@ class ScheduledStep(NamedTuple):
     num_context_tokens: int
     draft_depth: int
     num_catch_up_tokens: int
+
+
+class CaughtUp(NamedTuple):
+    """What the MTP layers catch up on before they draft."""
+
+    num_tokens: int
+    still_waiting: frozenset[str]
+    """Requests that cannot be drafted for yet."""
 
 
 class StepOutcomes:
@@ -74,36 +83,35 @@ class UnseenCounts:
     """How many tokens of each request wait for the MTP layers; the worker has them."""
 
     def __init__(self) -> None:
-        self._rests = 0
+        self._num_rests = 0
         """Steps without the MTP layers so far."""
         self._seen_until: dict[str, int] = {}
         """By request: that count when it had seen everything."""
 
-    def step(
-        self,
-        num_rows_of: dict[str, int],
-        num_draft_tokens: int,
-        draft_depth: int,
-    ) -> int:
-        """Count a step; returns the tokens that are caught up in it.
+    def of(self, request_id: str) -> int:
+        """Tokens that wait for a request."""
+        if not self._seen_until:
+            return 0
+        return self._num_rests - self._seen_until.get(request_id, self._num_rests)
 
-        Args:
-            num_rows_of: Rows of each request of the step.
-            num_draft_tokens: Draft tokens that it verifies.
-            draft_depth: Draft steps at its end.
-        """
-        num_rows = sum(num_rows_of.values())
-        if pause.mtp_layers_rest(
-            draft_depth, len(num_rows_of), num_rows, num_draft_tokens
-        ):
-            for request_id in num_rows_of:
-                self._seen_until.setdefault(request_id, self._rests)
-            self._rests += 1
-            return 0
-        if not draft_depth or not self._seen_until:
-            return 0
-        seen = (self._seen_until.pop(i, self._rests) for i in num_rows_of)
-        return sum(self._rests - until for until in seen)
+    def rest(self, request_ids: Iterable[str]) -> None:
+        """A step without the MTP layers: one more token of each request waits."""
+        for request_id in request_ids:
+            self._seen_until.setdefault(request_id, self._num_rests)
+        self._num_rests += 1
+
+    def catch_up(self, request_ids: Collection[str]) -> CaughtUp:
+        """A step that drafts: some of its requests are caught up before it does."""
+        if not self._seen_until:
+            return CaughtUp(0, frozenset())
+        waiting = {i: self.of(i) for i in request_ids}
+        chosen = pause.caught_up_now(waiting)
+        for request_id in chosen:
+            self._seen_until.pop(request_id, None)
+        return CaughtUp(
+            sum(waiting[i] for i in chosen),
+            frozenset(i for i in request_ids if i in self._seen_until),
+        )
 
     def forget(self, request_id: str) -> None:
         self._seen_until.pop(request_id, None)

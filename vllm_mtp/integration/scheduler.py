@@ -23,6 +23,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.scheduled_steps import (
+    CaughtUp,
     ScheduledStep,
     StepOutcomes,
     UnseenCounts,
@@ -112,7 +113,7 @@ class _ControlledScheduler(Scheduler):
         """Decide about a step and note what is known of it; returns its depth."""
         next_decoding: list[DecodeRequest] = []
         num_decoding = num_prefill_tokens = num_context_tokens = 0
-        drafts = scheduler_output.scheduled_spec_decode_tokens
+        drafts, unseen = scheduler_output.scheduled_spec_decode_tokens, self._unseen
         for request_id, num_rows in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             num_before = request.num_computed_tokens
@@ -132,26 +133,43 @@ class _ControlledScheduler(Scheduler):
                         num_after,
                         traits.is_greedy,
                         traits.pinned_draft_length,
+                        unseen.of(request_id) if unseen else 0,
                     )
                 )
-        depth = self._decide(next_decoding)
-        num_rows_of = scheduler_output.num_scheduled_tokens
-        num_draft_tokens = sum(map(len, drafts.values()))
-        caught_up = 0
-        if self._unseen is not None:
-            caught_up = self._unseen.step(num_rows_of, num_draft_tokens, depth)
+        decision = self._decide(next_decoding)
+        depth = decision.draft_depth
+        caught_up = self._rest_or_catch_up(scheduler_output, depth)
+        self._draft_lengths.update(decision.num_draft_tokens)
+        self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._outcomes.begin(
             ScheduledStep(
-                len(num_rows_of),
+                len(scheduler_output.num_scheduled_tokens),
                 scheduler_output.total_num_scheduled_tokens,
                 num_decoding,
                 num_prefill_tokens,
                 num_context_tokens,
                 depth,
-                caught_up,
+                caught_up.num_tokens,
             )
         )
         return depth
+
+    def _rest_or_catch_up(
+        self, scheduler_output: SchedulerOutput, depth: int
+    ) -> CaughtUp:
+        """What the MTP layers do in this step, as far as the scheduler cares."""
+        num_rows_of = scheduler_output.num_scheduled_tokens
+        if self._unseen is not None:
+            if depth:
+                return self._unseen.catch_up(num_rows_of)
+            if pause.mtp_layers_rest(
+                depth,
+                len(num_rows_of),
+                scheduler_output.total_num_scheduled_tokens,
+                len(scheduler_output.scheduled_spec_decode_tokens),
+            ):
+                self._unseen.rest(num_rows_of)
+        return CaughtUp(0, frozenset())
 
     def _traits_of(self, request: Any) -> _RequestTraits:
         traits = self._traits.get(request.request_id)
@@ -160,20 +178,18 @@ class _ControlledScheduler(Scheduler):
             self._traits[request.request_id] = traits
         return traits
 
-    def _decide(self, decoding: list[DecodeRequest]) -> int:
-        """Ask the controller; returns the draft depth of this step."""
+    def _decide(self, decoding: list[DecodeRequest]) -> DraftDecision:
+        """Ask the controller, where there is something to decide."""
         # Nobody would use the drafts of a step that only prefills. Ranks of a
         # data-parallel engine must draft equally deep, whatever their own batch.
         if not decoding and self.parallel_config.data_parallel_size == 1:
-            return 0
+            return DraftDecision(0, {}, "prefill")
         decision = self.controller.decide(decoding)
         if not self.num_lookahead_tokens:
             # A pin that came in with this very step: no slots yet, from the next on.
-            decision = DraftDecision(
-                0, dict.fromkeys(decision.num_draft_tokens, 0), decision.reason
-            )
-        self._draft_lengths.update(decision.num_draft_tokens)
-        return decision.draft_depth
+            lengths = dict.fromkeys(decision.num_draft_tokens, 0)
+            return DraftDecision(0, lengths, decision.reason)
+        return decision
 
     def _cut_draft(self, request_id: str) -> None:
         """Shorten a request's waiting draft to the K that was decided for it."""

@@ -123,7 +123,11 @@ class DrafterHooks:
         self._drafter.rollback = Rollback.__new__(Rollback)
         self._drafter.rollback.kernels = kernels
         self._drafter.rollback.scrubs = False
-        self._step.sampler.register_forward_hook(self._drafter.after_verification)
+        self._step.sampler.register_forward_hook(
+            lambda module, arguments, output: self._drafter.after_verification(
+                output.sampled_token_ids
+            )
+        )
 
     def __call__(self) -> HandedOver:
         step, drafter = self._step, self._drafter

@@ -136,6 +136,16 @@ def test_what_cannot_be_caught_up_is_dropped_rather_than_overrun() -> None:
     assert unseen.take("abcd") is None
 
 
+def test_some_of_a_batch_are_handed_out_in_its_order() -> None:
+    unseen = store()
+    add(unseen, "abc", [1, 2, 3])
+    add(unseen, "ac", [4, 5])
+    assert unseen.counts("dcba") == {"d": 0, "c": 2, "b": 1, "a": 2}
+    taken = rows_by_request(unseen.take("cba", chosen=["a", "c"]), "cba")
+    assert taken == {"c": [3, 5], "a": [1, 4]}
+    assert unseen.counts("abc") == {"a": 0, "b": 1, "c": 0}
+
+
 def test_taken_rows_are_copies() -> None:
     unseen = store()
     add(unseen, "a", [1])

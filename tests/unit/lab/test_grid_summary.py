@@ -1,0 +1,193 @@
+"""The journal of the grid benchmark and what is made of it."""
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.unit.lab.grid_records import (
+    PROVENANCE,
+    SECONDS,
+    figures,
+    tiny_options,
+    write_journal,
+)
+from vllm_mtp.config import ConfigError
+from vllm_mtp.lab import grid_journal
+from vllm_mtp.lab.grid_bench import missing_repeats, report_only, turns
+from vllm_mtp.lab.grid_cells import plan_cells
+from vllm_mtp.lab.grid_journal import ROUND, Journal
+from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_summary import summarise
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> GridOptions:
+    """Those of the made-up measurement."""
+    return tiny_options(tmp_path)
+
+
+@pytest.fixture
+def journal(tmp_path: Path, options: GridOptions) -> Journal:
+    """A whole measurement."""
+    journal = Journal(tmp_path / "grid.jsonl")
+    write_journal(journal, options)
+    return journal
+
+
+def test_ratios_are_paired_within_a_repeat(journal: Journal) -> None:
+    code, constrained = summarise(journal)["cells"]
+    assert code["best_static"] == "mtp K=2"
+    assert code["plus_over_none"]["each"] == [2.0, 2.0]  # though none was slower
+    assert code["plus_over_best_static"]["each"] == [1.0, 0.8]
+    assert code["plus_over_best_static"]["median"] == pytest.approx(0.9)
+    assert constrained["best_static"] == "mtp K=1"
+    assert constrained["plus_over_none"]["each"] == [1.0, 0.8]
+
+
+def test_the_decode_clock_and_the_whole_round_are_both_there(journal: Journal) -> None:
+    plus = summarise(journal)["cells"][0]["contenders"]["mtp_plus"]
+    assert plus["tokens_per_s"]["each"] == [50.0, 40.0]
+    assert plus["whole_tokens_per_s"]["each"] == [110 / 3.0, 110 / 3.5]
+
+
+def test_acceptance_and_draft_length_are_of_request_steps(journal: Journal) -> None:
+    contenders = summarise(journal)["cells"][0]["contenders"]
+    plus = contenders["mtp_plus"]
+    assert plus["acceptance_per_position"] == [0.75, 0.25]
+    assert plus["mean_draft_length"] == pytest.approx(60 / 50)
+    assert plus["acceptance_length"] == 2.0
+    assert contenders["none"]["acceptance_per_position"] == []
+    assert plus["split_ms"] == pytest.approx({"verify": 12, "draft": 4, "rest": 4})
+
+
+def test_the_best_single_static_k_is_best_over_the_whole_grid(journal: Journal) -> None:
+    overall = summarise(journal)["overall"]
+    means = overall["geometric_means"]
+    # K=2 wins one cell, but loses more in the other.
+    assert means["mtp K=1"] == pytest.approx((1.8 * 0.8) ** 0.5)
+    assert means["mtp K=2"] == pytest.approx((2.25 * 0.5) ** 0.5)
+    assert overall["best_single_static"] == "mtp K=1"
+    ratio = overall["plus_over_best_single_static"]
+    assert ratio == pytest.approx(means["mtp_plus"] / means["mtp K=1"])
+
+
+def test_every_target_is_judged_and_says_where_it_was_missed(journal: Journal) -> None:
+    static, none, single = summarise(journal)["targets"]
+    assert not static["is_reached"]
+    assert static["num_cells_missed"] == 1
+    assert static["worst_cell"] == "code c=1 T=0 short"
+    assert not none["is_reached"]
+    assert none["value"] == pytest.approx(0.9)
+    assert none["worst_cell"] == "constrained c=1 T=0 short"
+    assert single["is_reached"]
+
+
+def test_texts_that_differ_are_noticed(journal: Journal) -> None:
+    cell = "code c=1 T=0 short"
+    assert summarise(journal)["cells"][0]["identical_texts"]
+    changed = figures(1.0, drafted=[1], accepted=[1], text="another")
+    journal.add(ROUND, cell=cell, repeat=1, contender="mtp_plus", **changed)
+    first, second = summarise(journal)["cells"]
+    assert not first["identical_texts"]
+    assert second["identical_texts"]
+
+
+def test_a_repeat_without_all_contenders_does_not_count(
+    journal: Journal, options: GridOptions
+) -> None:
+    journal.records.pop()  # the last round of the last contender
+    code, constrained = plan_cells(options)
+    assert missing_repeats(journal, code, options) == []
+    assert missing_repeats(journal, constrained, options) == [1]
+    assert summarise(journal)["cells"][1]["plus_over_none"]["each"] == [1.0]
+
+
+def test_more_repeats_continue_a_finished_measurement(
+    journal: Journal, tmp_path: Path
+) -> None:
+    more = tiny_options(tmp_path, num_repeats=3)
+    Journal(journal.path).begin(more.as_json(), PROVENANCE)
+    assert missing_repeats(journal, plan_cells(more)[0], more) == [2]
+
+
+def test_a_line_cut_short_is_dropped_and_the_next_one_is_whole(
+    journal: Journal, options: GridOptions
+) -> None:
+    num_records = len(journal.records)
+    with journal.path.open("a") as file:
+        file.write('{"kind": "round", "cel')
+    again = Journal(journal.path)
+    assert len(again.records) == num_records
+    again.begin(options.as_json(), PROVENANCE)
+    again.add(ROUND, cell="x")
+    assert len(Journal(journal.path).records) == num_records + 1
+
+
+def test_other_options_are_refused_in_one_sentence(
+    journal: Journal, tmp_path: Path
+) -> None:
+    other = tiny_options(tmp_path, dtype="bfloat16")
+    with pytest.raises(ConfigError) as error:
+        Journal(journal.path).begin(other.as_json(), PROVENANCE)
+    assert "dtype: 'bfloat16' is not 'float32', with which" in str(error.value)
+
+
+def test_another_temperature_may_be_added_later(
+    journal: Journal, tmp_path: Path
+) -> None:
+    more = tiny_options(tmp_path, temperatures=(0.0, 1.0))
+    again = Journal(journal.path)
+    again.begin(more.as_json(), PROVENANCE)
+    missing = [missing_repeats(again, cell, more) for cell in plan_cells(more)]
+    assert missing == [[], [], [0, 1], [0, 1]]
+    assert Journal(journal.path).header["options"]["temperatures"] == [0.0, 1.0]
+
+
+def test_without_a_measurement_other_options_begin_anew(
+    tmp_path: Path, options: GridOptions
+) -> None:
+    journal = Journal(tmp_path / "grid.jsonl")
+    journal.begin(options.as_json(), PROVENANCE)
+    again = Journal(journal.path)
+    again.begin(tiny_options(tmp_path, dtype="bfloat16").as_json(), PROVENANCE)
+    (header,) = Journal(journal.path).records
+    assert header["options"]["dtype"] == "bfloat16"
+
+
+def test_other_code_is_refused_in_one_sentence(
+    journal: Journal, options: GridOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid_journal, "code_sha256", lambda: "other")
+    with pytest.raises(ConfigError, match=r"begun with other code \(commit abc\)"):
+        Journal(journal.path).begin(options.as_json(), PROVENANCE)
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grid.jsonl"
+    path.write_text('{"kind": "round"}\n')
+    with pytest.raises(ConfigError, match="is no journal of this benchmark"):
+        Journal(path)
+    with pytest.raises(ConfigError, match="holds nothing to report"):
+        report_only(tmp_path / "missing.jsonl", Console(file=StringIO()))
+
+
+def test_another_contender_begins_each_repeat() -> None:
+    orders = ["".join(turns(list("abc"), shift)) for shift in range(4)]
+    assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_the_report_is_written_and_printed_from_the_journal(journal: Journal) -> None:
+    text = StringIO()
+    report_only(journal.path, Console(file=text, width=80))
+    result = json.loads(journal.path.with_suffix(".json").read_text())
+    assert [cell["name"] for cell in result["cells"]] == list(SECONDS)
+    for name in ("ratios", "acceptance", "split"):
+        picture = journal.path.with_name(f"grid-{name}.png")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    printed = text.getvalue()
+    for words in ("constrained c=1 T=0 short", "MISSED", "reached", "mended", "12.0"):
+        assert words in printed
+    assert "…" not in printed  # every column fits a terminal

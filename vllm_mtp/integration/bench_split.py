@@ -1,0 +1,80 @@
+"""Where the time of a step goes: the runner's methods wrapped with timers, for a while.
+
+For the grid benchmark only, in rounds of their own: the ratios are measured without
+it. Model Runner V1 of the engine's own process; with the other runner there is no
+split.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+VERIFY, DRAFT = "verify", "draft"
+
+
+@dataclass
+class Parts:
+    """Seconds by part, growing while the methods are wrapped."""
+
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys((VERIFY, DRAFT), 0.0)
+    )
+    is_counting: bool = True
+    """Whether the present step is one of those to be counted."""
+
+
+@contextmanager
+def timed_parts(runner: Any | None) -> Iterator[Parts | None]:
+    """Sum the seconds of the target's pass with sampling, and of drafting.
+
+    Args:
+        runner: vLLM's model runner; None to time nothing.
+
+    Yields:
+        What is summed; None where nothing is timed.
+    """
+    if runner is None or not hasattr(runner, "_model_forward"):
+        yield None
+        return
+    parts = Parts()
+    wrapped: list[tuple[Any, str]] = []
+
+    def wrap(owner: Any, name: str, part: str) -> None:
+        owner.__dict__[name] = _timed(getattr(owner, name), parts, part)
+        wrapped.append((owner, name))
+
+    # The target's pass, its head, and (rejection) sampling.
+    wrap(runner, "_model_forward", VERIFY)
+    wrap(runner.model, "compute_logits", VERIFY)
+    wrap(runner, "_sample", VERIFY)
+    if getattr(runner, "drafter", None) is not None:
+        wrap(runner.drafter, "propose", DRAFT)
+    try:
+        yield parts
+    finally:
+        for owner, name in wrapped:
+            del owner.__dict__[name]
+
+
+def _timed(method: Callable[..., Any], parts: Parts, part: str) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        if not parts.is_counting:
+            return method(*args, **kwargs)
+        _wait_for_device()
+        start = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _wait_for_device()
+            parts.seconds[part] += time.perf_counter() - start
+
+    return timed
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,275 @@
+"""The grid benchmark: no speculation, vLLM's `mtp` at every K, and `mtp_plus`.
+
+Every contender is an engine in a process of its own, and all stay alive; one works at
+a time. In each cell of the grid (workload x concurrency x temperature x context)
+
+1. a short round without speculation tells how many tokens a request must generate for
+   a round to take the wished time; all contenders then generate the same number,
+2. every contender does a short untimed round, in which prompts come into the prefix
+   cache and the parts of a step are timed (draft, verify, rest),
+3. in every repeat each contender does one round, and who begins rotates: a machine
+   that becomes slower does so for all. Ratios are paired within a repeat.
+
+The controller of `mtp_plus` lives on from cell to cell, as on a server. Everything
+measured is in a journal at once (``grid_journal.py``); after an interruption the
+repeat that was under way is measured anew, so that a pair is always of one session.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vllm_mtp.lab.demo import log_folder
+from vllm_mtp.lab.demo_plan import (
+    BUNDLED_MODEL,
+    NO_SPECULATION,
+    read_prompts,
+    resolve_model,
+)
+from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.grid_cells import (
+    Cell,
+    Prompts,
+    check_context,
+    make_prompts,
+    make_waves,
+    max_model_len_tokens,
+    plan_cells,
+)
+from vllm_mtp.lab.grid_engines import (
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+    engine_arguments,
+    engine_environ,
+)
+from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_progress import GridProgress
+from vllm_mtp.lab.grid_prose import PROSE
+from vllm_mtp.lab.grid_report import print_report, write_plots
+from vllm_mtp.lab.grid_summary import summarise, summarise_cell
+from vllm_mtp.lab.provenance import (
+    collect_provenance,
+    gpu_names,
+    hardware_slug,
+    write_json,
+)
+
+MAX_CODE_PROMPTS = 128
+
+
+def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
+    """Measure what the journal lacks, then print and write; engines are stopped.
+
+    Args:
+        options: What the user chose.
+        console: Where to print.
+
+    Returns:
+        The result as it was written.
+
+    Raises:
+        ConfigError: An option is wrong, or the journal is of another benchmark.
+        ServerError: An engine failed.
+    """
+    model = resolve_model(options.model)
+    check_context(model, options)
+    provenance = collect_provenance(sys.argv)
+    hardware = provenance["hardware"]
+    device = (hardware["gpus"] or [hardware["cpu"]])[0]
+    path = options.output / f"grid-{hardware_slug(device)}.jsonl"
+    journal = Journal(path)
+    journal.begin(options.as_json(), provenance)
+    todo = [
+        cell for cell in plan_cells(options) if not _is_done(journal, cell, options)
+    ]
+    if todo:
+        console.print(
+            f"{len(todo)} cells to measure, {len(options.contenders)} contenders; "
+            f"every measurement is kept in {path}",
+            markup=False,
+        )
+        with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+            _Session(options, model, journal, group, logs, console).run(todo)
+    return write_results(journal, path.with_suffix(""), console)
+
+
+def report_only(source: Path, console: Console) -> dict[str, Any]:
+    """Tables and pictures of what has been measured, finished or not.
+
+    Args:
+        source: A journal.
+        console: Where to print.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    return write_results(Journal(source), source.with_suffix(""), console)
+
+
+def write_results(journal: Journal, stem: Path, console: Console) -> dict[str, Any]:
+    """Write `<stem>.json` and pictures, and print the tables."""
+    result = summarise(journal)
+    write_json(Path(f"{stem}.json"), result)
+    pictures = write_plots(result, stem)
+    print_report(result, console)
+    names = ", ".join(each.name for each in pictures)
+    console.print(f"Written: {stem}.json, {names}", markup=False)
+    return result
+
+
+def missing_repeats(journal: Journal, cell: Cell, options: GridOptions) -> list[int]:
+    """Repeats of which a contender's round is missing."""
+    done = {
+        (record["repeat"], record["contender"])
+        for record in journal.of_kind(ROUND)
+        if record["cell"] == cell.name
+    }
+    return [
+        repeat
+        for repeat in range(options.num_repeats)
+        if any((repeat, name) not in done for name, _ in options.contenders)
+    ]
+
+
+def turns(names: list[str], shift: int) -> Iterator[str]:
+    """All contenders, beginning with another one each time."""
+    first = shift % len(names)
+    yield from [*names[first:], *names[:first]]
+
+
+def _is_done(journal: Journal, cell: Cell, options: GridOptions) -> bool:
+    return not missing_repeats(journal, cell, options)
+
+
+class _Session:
+    """The engines of one run, from start to stop."""
+
+    def __init__(
+        self,
+        options: GridOptions,
+        model: str,
+        journal: Journal,
+        group: EngineGroup,
+        logs: Path,
+        console: Console,
+    ) -> None:
+        self.options = options
+        self.model = model
+        self.journal = journal
+        self.group = group
+        self.logs = logs
+        self.names = [contender.name for contender in options.contenders]
+        self.progress = GridProgress(console)
+
+    def run(self, cells: list[Cell]) -> None:
+        """Measure what is missing of these cells."""
+        with self.progress:
+            self._start()
+            prompts = self._prompts()
+            num_rounds = sum(
+                len(self.names) * (1 + len(self._missing(cell))) for cell in cells
+            )
+            self.progress.begin(num_rounds)
+            for index, cell in enumerate(cells):
+                self._measure(index, cell, prompts)
+                self.progress.finish_cell(
+                    f"{index + 1}/{len(cells)}",
+                    cell.name,
+                    summarise_cell(self.journal, cell.name),
+                )
+
+    def _missing(self, cell: Cell) -> list[int]:
+        return missing_repeats(self.journal, cell, self.options)
+
+    def _start(self) -> None:
+        """All at once; each takes a while to import vLLM."""
+        options, on_gpu = self.options, bool(gpu_names())
+        environ = engine_environ(os.environ, self.logs, Path(self.model).is_dir())
+        for contender in options.contenders:
+            log = self.logs / f"{contender.name.replace(' ', '-')}.log"
+            self.group.add(EngineProcess(contender.name, log, environ))
+        for name, config in options.contenders:
+            arguments = engine_arguments(
+                self.model,
+                config,
+                options.dtype,
+                max_model_len_tokens(options),
+                max(options.concurrencies),
+                options.kv_cache_mib,
+                on_gpu,
+            )
+            self.group.engines[name].tell("start", engine=arguments)
+        for name in self.names:
+            self.progress.say(f"waiting for the engine of {name}")
+            facts = self.group.engines[name].answer(START_TIMEOUT_S)
+            self.journal.add(ENGINE, contender=name, **facts)
+
+    def _prompts(self) -> Prompts:
+        baseline = self.group.engines[NO_SPECULATION]
+        code = [p.text for p in read_prompts(str(BUNDLED_MODEL), MAX_CODE_PROMPTS)]
+        answer = baseline.ask("tokenize", texts=[*code, PROSE])
+        *code_ids, prose_ids = answer["token_ids"]
+        facts = self.journal.of_kind(ENGINE)[-1]
+        return make_prompts(code_ids, prose_ids, facts["vocab_size"], self.options)
+
+    def _measure(self, index: int, cell: Cell, prompts: Prompts) -> None:
+        repeats = self._missing(cell)
+        request_tokens = self._calibrate(cell, prompts)
+        for name in self.names:
+            figures = self._round(
+                name, cell, prompts, cell.warm_up_tokens, is_split=True
+            )
+            self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
+        for repeat in repeats:
+            for name in turns(self.names, index + repeat):
+                figures = self._round(name, cell, prompts, request_tokens)
+                self.journal.add(
+                    ROUND, cell=cell.name, repeat=repeat, contender=name, **figures
+                )
+
+    def _calibrate(self, cell: Cell, prompts: Prompts) -> int:
+        """Tokens of a request; once for each cell, whatever the session."""
+        for record in self.journal.of_kind(CALIBRATION):
+            if record["cell"] == cell.name:
+                return int(record["request_tokens"])
+        waves = make_waves(cell, prompts, cell.warm_up_tokens)
+        self.progress.show(f"{cell.name}: how long a round takes")
+        figures = self.group.engines[NO_SPECULATION].ask(
+            "round", waves=waves, concurrency=cell.concurrency, is_split=False
+        )
+        tokens_per_s = figures["decode_tokens"] / figures["decode_seconds"]
+        tokens = cell.request_tokens(tokens_per_s, self.options.round_seconds)
+        self.journal.add(
+            CALIBRATION,
+            cell=cell.name,
+            axes=asdict(cell),
+            request_tokens=tokens,
+            num_requests=cell.num_requests,
+            prompt_tokens=len(waves[0][0]["prompt"]),
+        )
+        return tokens
+
+    def _round(
+        self,
+        name: str,
+        cell: Cell,
+        prompts: Prompts,
+        request_tokens: int,
+        is_split: bool = False,
+    ) -> dict[str, Any]:
+        self.progress.show(f"{cell.name}: {name}")
+        figures = self.group.engines[name].ask(
+            "round",
+            waves=make_waves(cell, prompts, request_tokens),
+            concurrency=cell.concurrency,
+            is_split=is_split,
+        )
+        self.progress.advance()
+        return figures

@@ -1,0 +1,217 @@
+"""The engines of the grid benchmark: one process each, told what to do line by line.
+
+See ``integration/bench_engine.py`` for the other end. Each process leads a session of
+its own, so Ctrl-C reaches only the benchmark, which then stops them all; an engine
+also ends by itself when its input ends.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vllm_mtp.lab.demo_servers import LOG_TAIL_LINES, ServerError, find_cause
+
+MODULE = "vllm_mtp.integration.bench_engine"
+START_TIMEOUT_S = 900.0
+ANSWER_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 5.0
+
+BLOCK_TOKENS = 32
+
+
+def engine_arguments(
+    model: str,
+    speculative_config: dict[str, Any] | None,
+    dtype: str,
+    max_model_len: int,
+    max_num_seqs: int,
+    kv_cache_mib: int,
+    on_gpu: bool,
+) -> dict[str, Any]:
+    """Arguments of vLLM's ``EngineArgs``, the same for all contenders but for one.
+
+    Prefix caching is on, so that a round's prompts cost little after the first one.
+
+    Args:
+        model: Folder or hub name.
+        speculative_config: Of the contender; None without speculation.
+        dtype: Weights and arithmetic.
+        max_model_len: Tokens of the longest request.
+        max_num_seqs: Requests at a time.
+        kv_cache_mib: KV cache.
+        on_gpu: Let vLLM compile and capture graphs.
+    """
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "kv_cache_memory_bytes": kv_cache_mib * 2**20,
+        "enable_prefix_caching": True,
+        "block_size": BLOCK_TOKENS,
+        "enforce_eager": not on_gpu,
+        "seed": 0,
+        "disable_log_stats": False,
+    }
+    if speculative_config is not None:
+        arguments["speculative_config"] = speculative_config
+    return arguments
+
+
+def engine_environ(
+    environ: Mapping[str, str], scratch: Path, local_model: bool
+) -> dict[str, str]:
+    """Variables of an engine process.
+
+    One thread each, unless the user says otherwise: idle neighbours on a shared
+    machine make two threads slower than one.
+
+    Args:
+        environ: Variables to start from.
+        scratch: Folder for temporary files: vLLM leaves sockets behind.
+        local_model: The model is a folder, so the hub need not be asked.
+    """
+    defaults = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    fixed = {
+        # Engine and worker in the process itself: no other process takes part.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TMPDIR": str(scratch),
+    }
+    if local_model:
+        fixed |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**defaults, **environ, **fixed}
+
+
+class EngineProcess:
+    """One engine and the pipe to it."""
+
+    def __init__(self, name: str, log: Path, environ: Mapping[str, str]) -> None:
+        """Start the process; its engine is not started yet.
+
+        Args:
+            name: Of the contender.
+            log: File for what vLLM prints.
+            environ: Variables of the process.
+        """
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                env=dict(environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._unread = b""
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Send a command without waiting.
+
+        Raises:
+            ServerError: The process has ended.
+        """
+        assert self._process.stdin is not None
+        line = json.dumps({"command": command, **arguments}) + "\n"
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except OSError:
+            raise self._error("has ended") from None
+
+    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:
+        """What it says to the last command.
+
+        Raises:
+            ServerError: It has ended, failed, or took too long.
+        """
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([descriptor], [], [], timeout_s)
+            if not ready:
+                raise self._error(f"did not answer within {timeout_s:.0f} s")
+            received = os.read(descriptor, 1 << 16)
+            if not received:
+                raise self._error("has ended")
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise self._error(f"failed with {answer['error']}")
+        return answer
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for the answer."""
+        self.tell(command, **arguments)
+        return self.answer()
+
+    def request_stop(self) -> None:
+        """Ask it to end; it may still be at work."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+
+    def ensure_stopped(self) -> None:
+        """Wait a little, then end it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_TIMEOUT_S)
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def _error(self, what: str) -> ServerError:
+        lines = self.log.read_text(errors="replace").splitlines()
+        cause = find_cause(lines)
+        tail = "\n".join(f"  | {line}" for line in lines[-LOG_TAIL_LINES:])
+        return ServerError(
+            f"the engine of {self.name!r} {what}"
+            + (f", after {cause!r}" if cause else "")
+            + f"; the end of {self.log}:\n{tail}"
+        )
+
+
+class EngineGroup:
+    """All engines; they are stopped together, whatever happens."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, EngineProcess] = {}
+
+    def __enter__(self) -> Self:
+        """Begin with none."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop all; a second Ctrl-C cannot prevent it."""
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for engine in self.engines.values():
+                engine.request_stop()
+            for engine in self.engines.values():
+                engine.ensure_stopped()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def add(self, engine: EngineProcess) -> None:
+        """Take responsibility for a process."""
+        self.engines[engine.name] = engine

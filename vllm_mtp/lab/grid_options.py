@@ -1,0 +1,169 @@
+"""What ``vllm-mtp bench grid`` measures: the options, their limits, the contenders."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
+
+WORKLOADS = {
+    "code": "in-domain: the start of Python code that was held out from training",
+    "prose": "out-of-domain: English prose",
+    "constrained": "out-of-domain: English prose, the output limited to the upper "
+    "half of the vocabulary, of which drafts know nothing: nearly none is accepted",
+    "phases": "code, then constrained, back and forth",
+}
+CONTEXTS = ("short", "long")
+DTYPES = ("float32", "bfloat16", "float16")
+
+MAX_STATIC_DRAFT_LENGTH = 8
+MAX_CONCURRENCY = 256
+MAX_TEMPERATURE = 2.0
+MAX_REPEATS = 100
+MAX_ROUND_SECONDS = 600.0
+MAX_CONTEXT_TOKENS = 1_000_000
+
+PLUS = METHOD
+Value = TypeVar("Value", str, int, float)
+
+
+class Contender(NamedTuple):
+    """An engine of the comparison."""
+
+    name: str
+    speculative_config: dict[str, Any] | None
+
+
+def static_name(draft_length: int) -> str:
+    """Name of vLLM's own `mtp` with a fixed K."""
+    return f"{VLLM_METHOD} K={draft_length}"
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """What the user chose.
+
+    Attributes:
+        workloads: Of ``WORKLOADS``.
+        concurrencies: Requests at a time.
+        temperatures: Of sampling; 0 is greedy.
+        contexts: Of ``CONTEXTS``.
+        draft_lengths: K of vLLM's own `mtp`, a contender each.
+        num_repeats: Timed rounds of each contender in each cell.
+        round_seconds: Decode time of a round without speculation.
+        model: Folder, hub name, or None for the bundled checkpoint.
+        dtype: Weights and arithmetic.
+        long_context_tokens: Tokens before the prompt in ``long`` cells.
+        kv_cache_mib: KV cache of each engine.
+        output: Folder for the result files.
+    """
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    concurrencies: tuple[int, ...] = (1, 4, 16, 32)
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    contexts: tuple[str, ...] = CONTEXTS
+    draft_lengths: tuple[int, ...] = tuple(range(1, MAX_STATIC_DRAFT_LENGTH + 1))
+    num_repeats: int = 3
+    round_seconds: float = 1.2
+    model: str | None = None
+    dtype: str = "float32"
+    long_context_tokens: int = 1024
+    kv_cache_mib: int = 320
+    output: Path = Path()
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ConfigError: One of them has a value that is not allowed.
+        """
+        _check_names("workload", self.workloads, tuple(WORKLOADS))
+        _check_names("context", self.contexts, CONTEXTS)
+        _check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        _check_numbers("temperature", self.temperatures, (0.0, MAX_TEMPERATURE))
+        _check_numbers(
+            "draft-lengths", self.draft_lengths, (1, MAX_STATIC_DRAFT_LENGTH)
+        )
+        _check_one("repeats", self.num_repeats, (1, MAX_REPEATS))
+        _check_one("round-seconds", self.round_seconds, (0.01, MAX_ROUND_SECONDS))
+        _check_one("long-context", self.long_context_tokens, (64, MAX_CONTEXT_TOKENS))
+        _check_one("kv-cache-mib", self.kv_cache_mib, (16, 1 << 20))
+        if self.dtype not in DTYPES:
+            refuse("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
+            refuse("output", str(self.output), "a folder that exists and is writable")
+
+    @property
+    def contenders(self) -> tuple[Contender, ...]:
+        """No speculation first, then every static K, then ours."""
+        static = (
+            Contender(
+                static_name(length),
+                {"method": VLLM_METHOD, "num_speculative_tokens": length},
+            )
+            for length in self.draft_lengths
+        )
+        return (
+            Contender(NO_SPECULATION, None),
+            *static,
+            Contender(PLUS, {"method": METHOD}),
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether greedy texts must agree: in a shorter format near-ties may flip."""
+        return self.dtype == "float32"
+
+    def as_json(self) -> dict[str, Any]:
+        """For the result file."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in (asdict(self) | {"output": str(self.output)}).items()
+        }
+
+
+def parse_list(field: str, text: str, kind: type[Value]) -> tuple[Value, ...]:
+    """A comma-separated option.
+
+    Raises:
+        ConfigError: A part is not of that kind.
+    """
+    try:
+        return tuple(kind(part.strip()) for part in text.split(","))
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        refuse(field, text, f"{words} with commas between")
+
+
+def refuse(field: str, value: object, allowed: str) -> NoReturn:
+    """Raise the sentence that the user reads."""
+    raise ConfigError(f"{field}: {value!r} is not allowed; must be {allowed}")
+
+
+def _check_names(field: str, values: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown or not values or len(set(values)) != len(values):
+        wrong = unknown[0] if unknown else ",".join(values)
+        refuse(field, wrong, f"of {', '.join(known)}, each once, with commas between")
+
+
+def _check_numbers(
+    field: str, values: Sequence[float], limits: tuple[float, float]
+) -> None:
+    low, high = limits
+    is_valid = all(low <= value <= high for value in values)  # refuses nan, too
+    if not values or not is_valid or len(set(values)) != len(values):
+        refuse(
+            field,
+            ",".join(f"{value:g}" for value in values),
+            f"numbers from {low:g} to {high:g}, each once, with commas between",
+        )
+
+
+def _check_one(field: str, value: float, limits: tuple[float, float]) -> None:
+    low, high = limits
+    if not low <= value <= high:
+        refuse(field, value, f"a number from {low:g} to {high:g}")

@@ -1,0 +1,236 @@
+"""From what was measured to the result of the grid benchmark. Pure.
+
+Result (JSON)::
+
+    options, definitions, is_exact, num_sessions
+    engines.<contender>     max_draft_length, has_mended_sampling, peak_rss_bytes, ...
+    cells[]                 name, workload, concurrency, temperature, context,
+                            request_tokens, num_requests, prompt_tokens
+         .contenders.<name> tokens_per_s, whole_tokens_per_s   spreads over the repeats
+                            over_none, whole_over_none         paired ratios
+                            acceptance_length, acceptance_per_position,
+                            mean_draft_length, num_preempted
+                            split_ms                  verify, draft, rest of a step
+         .best_static       the static K with the highest median of tokens_per_s
+         .plus_over_best_static, .plus_over_none      paired ratios
+         .identical_texts   whether all greedy texts agree; null at T > 0
+    overall.geometric_means over_none of every contender over all cells
+           .best_single_static, .plus_over_best_single_static
+           .lowest_acceptance                         cell and share of K = 1
+    targets[]               name, limit, value, is_reached, num_cells_missed, worst_cell
+    provenance              as of the beginning
+
+Spreads are ``{median, quartiles, each}``.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_options import PLUS
+from vllm_mtp.lab.grid_targets import judge
+from vllm_mtp.lab.spread import Spread
+
+DEFINITIONS = {
+    "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "
+    "which every running request has had its first token",
+    "whole_tokens_per_s": "all tokens of a round over all its time, prompts included; "
+    "with speculation vLLM computes one block of 32 tokens more of every cached prompt "
+    "than without, and no draft length changes that",
+    "acceptance_length": "committed tokens for each verification of a request",
+    "acceptance_per_position": "accepted over drafted tokens, by position in the draft",
+    "mean_draft_length": "draft tokens for each verification of a request",
+    "split_ms": "of a decode step, in an untimed round whose methods are wrapped with "
+    "timers: target pass with head and sampling, drafting, everything else",
+    "sampling": "vLLM's CPU kernel for speculative sampling at T > 0 is faulty; where "
+    "has_mended_sampling is true that engine ran with the mend of "
+    "integration/mends.py, vLLM's own mtp included",
+    "best_static": "chosen after the fact, for each cell, among the measured K",
+}
+
+Record = Mapping[str, Any]
+
+
+def summarise(journal: Journal) -> dict[str, Any]:
+    """The result of all cells that have a repeat of every contender.
+
+    Raises:
+        ConfigError: Nothing has been measured.
+    """
+    header = journal.header
+    names = dict.fromkeys(record["cell"] for record in journal.of_kind(ROUND))
+    cells = [cell for name in names if (cell := summarise_cell(journal, name))]
+    engines = {
+        record["contender"]: {
+            key: value
+            for key, value in record.items()
+            if key not in ("kind", "contender")
+        }
+        for record in journal.of_kind(ENGINE)
+    }
+    overall = summarise_overall(cells)
+    return {
+        "options": header["options"],
+        "definitions": DEFINITIONS,
+        "is_exact": header["options"]["dtype"] == "float32",
+        "num_sessions": sum(
+            record["contender"] == NO_SPECULATION for record in journal.of_kind(ENGINE)
+        ),
+        "engines": engines,
+        "cells": cells,
+        "overall": overall,
+        "targets": judge(cells, overall),
+        "provenance": {**header["provenance"], "code_sha256": header["code_sha256"]},
+    }
+
+
+def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
+    """One cell; empty while it has no whole repeat."""
+    repeats = _whole_repeats(journal, name)
+    if not repeats:
+        return {}
+    calibration = next(r for r in journal.of_kind(CALIBRATION) if r["cell"] == name)
+    warm_ups = {
+        record["contender"]: record
+        for record in journal.of_kind(WARM_UP)
+        if record["cell"] == name
+    }
+    speeds = {
+        contender: _speeds(repeats, contender, "decode_") for contender in repeats[0]
+    }
+    whole = {contender: _speeds(repeats, contender, "") for contender in repeats[0]}
+    best = best_static({key: speed.median for key, speed in speeds.items()})
+    contenders = {
+        contender: {
+            "tokens_per_s": speeds[contender].as_json(),
+            "whole_tokens_per_s": whole[contender].as_json(),
+            "over_none": _ratio(speeds, contender, NO_SPECULATION),
+            "whole_over_none": _ratio(whole, contender, NO_SPECULATION),
+            **_acceptance([repeat[contender] for repeat in repeats]),
+            "split_ms": _split_ms(warm_ups.get(contender)),
+        }
+        for contender in repeats[0]
+    }
+    return {
+        "name": name,
+        **calibration["axes"],
+        **{
+            key: calibration[key]
+            for key in ("request_tokens", "num_requests", "prompt_tokens")
+        },
+        "contenders": contenders,
+        "best_static": best,
+        "plus_over_best_static": _ratio(speeds, PLUS, best),
+        "plus_over_none": _ratio(speeds, PLUS, NO_SPECULATION),
+        "identical_texts": None
+        if calibration["axes"]["temperature"]
+        else _texts_agree(repeats),
+    }
+
+
+def best_static(medians: Mapping[str, float]) -> str:
+    """The fastest contender with a static K."""
+    static = [name for name in medians if name not in (NO_SPECULATION, PLUS)]
+    return max(static, key=lambda name: medians[name])
+
+
+def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
+    """Geometric means over the grid and who is best with one K for all of it."""
+    if not cells:
+        return {}
+    means = {
+        name: statistics.geometric_mean(
+            cell["contenders"][name]["over_none"]["median"] for cell in cells
+        )
+        for name in cells[0]["contenders"]
+    }
+    best = best_static(means)
+    return {
+        "geometric_means": means,
+        "best_single_static": best,
+        "plus_over_best_single_static": means[PLUS] / means[best],
+        "lowest_acceptance": _lowest_acceptance(cells),
+    }
+
+
+def _whole_repeats(journal: Journal, name: str) -> list[dict[str, Record]]:
+    """Repeats in which every contender has been measured; a later record counts."""
+    by_repeat: dict[int, dict[str, Record]] = {}
+    contenders: dict[str, None] = {}
+    for record in journal.of_kind(ENGINE):
+        contenders[record["contender"]] = None
+    for record in journal.of_kind(ROUND):
+        if record["cell"] == name:
+            by_repeat.setdefault(record["repeat"], {})[record["contender"]] = record
+    return [
+        {contender: rounds[contender] for contender in contenders}
+        for _, rounds in sorted(by_repeat.items())
+        if rounds.keys() == contenders.keys()
+    ]
+
+
+def _speeds(
+    repeats: Sequence[Mapping[str, Record]], contender: str, clock: str
+) -> Spread:
+    tokens = "decode_tokens" if clock else "num_tokens"
+    rounds = [repeat[contender] for repeat in repeats]
+    return Spread.of([each[tokens] / each[f"{clock}seconds"] for each in rounds])
+
+
+def _ratio(speeds: Mapping[str, Spread], over: str, under: str) -> dict[str, Any]:
+    return Spread.of_ratio(speeds[over], speeds[under]).as_json()
+
+
+def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
+    drafted = _sums(each["drafted_per_position"] for each in rounds)
+    accepted = _sums(each["accepted_per_position"] for each in rounds)
+    request_steps = sum(each["decode_request_steps"] for each in rounds)
+    tokens = sum(each["decode_tokens"] for each in rounds)
+    return {
+        "acceptance_length": tokens / request_steps,
+        "acceptance_per_position": [
+            a / d if d else None for a, d in zip(accepted, drafted, strict=True)
+        ],
+        "mean_draft_length": sum(drafted) / request_steps,
+        "num_preempted": sum(each["num_preempted"] for each in rounds),
+    }
+
+
+def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
+    """Position by position; an engine that never drafted has none."""
+    sums: list[int] = []
+    for values in lists:
+        sums.extend([0] * (len(values) - len(sums)))
+        for position, value in enumerate(values):
+            sums[position] += value
+    return sums
+
+
+def _split_ms(warm_up: Record | None) -> dict[str, float] | None:
+    if warm_up is None or not warm_up["decode_split_seconds"]:
+        return None
+    steps = warm_up["decode_steps"]
+    parts = {
+        part: 1e3 * seconds / steps
+        for part, seconds in warm_up["decode_split_seconds"].items()
+    }
+    step_ms = 1e3 * warm_up["decode_seconds"] / steps
+    return {**parts, "rest": step_ms - sum(parts.values())}
+
+
+def _texts_agree(repeats: Sequence[Mapping[str, Record]]) -> bool:
+    hashes = {each["texts_sha256"] for repeat in repeats for each in repeat.values()}
+    return len(hashes) == 1
+
+
+def _lowest_acceptance(cells: Sequence[Record]) -> dict[str, Any] | None:
+    """The cell in which the first draft token is accepted least often."""
+    static = [name for name in cells[0]["contenders"] if name.startswith("mtp K=")]
+    shares = [
+        {"cell": cell["name"], "accepted": positions[0]}
+        for cell in cells
+        if (positions := cell["contenders"][static[0]]["acceptance_per_position"])
+    ]
+    return min(shares, key=lambda each: each["accepted"], default=None)
