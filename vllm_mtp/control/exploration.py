@@ -13,7 +13,7 @@ from typing import NamedTuple
 class ExplorationOptions(NamedTuple):
     """Bounds of exploration."""
 
-    fraction: float = 0.014
+    fraction: float = 0.010
     """Of the time that probes may cost in the long run."""
     grant_steps: float = 4.0
     """Budget at the start, in step times."""

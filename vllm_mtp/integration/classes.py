@@ -6,8 +6,9 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.control import tracing
 from vllm_mtp.integration import compat, request_validation
-from vllm_mtp.integration.settings import settings_of
+from vllm_mtp.integration.settings import settings_of, trace_path
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
@@ -66,6 +67,8 @@ def _refuse_contradictions(config: VllmConfig, runner: str) -> None:
             "but this server runs V1, where vLLM would silently use 'standard': remove "
             "it or set VLLM_USE_V2_MODEL_RUNNER=1."
         )
+    if own.trace_path is not None:
+        tracing.check_path(trace_path(own.trace_path, config))
     if own.kv_rollback == "scrub":
         _refuse_scrub_where_slots_are_elsewhere(config.parallel_config)
     ranks = config.parallel_config.data_parallel_size

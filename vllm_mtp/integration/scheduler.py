@@ -21,6 +21,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
+from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
@@ -28,7 +29,7 @@ from vllm_mtp.integration.scheduled_steps import (
     StepOutcomes,
     UnseenCounts,
 )
-from vllm_mtp.integration.settings import settings_of
+from vllm_mtp.integration.settings import settings_of, trace_header, trace_path
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -38,6 +39,15 @@ from vllm_mtp.request_options import pinned_draft_length
 
 _GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily."""
+
+
+def _controller_of(vllm_config: Any) -> Controller:
+    own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
+    controller = make_controller(own, bound, _allowed_depths(vllm_config))
+    if own.trace_path is None:
+        return controller
+    path = trace_path(own.trace_path, vllm_config)
+    return TracingController(controller, path, trace_header(vllm_config), bound)
 
 
 def _allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
@@ -73,11 +83,7 @@ class _ControlledScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.controller = make_controller(
-            settings_of(self.vllm_config),
-            self.num_spec_tokens,
-            _allowed_depths(self.vllm_config),
-        )
+        self.controller = _controller_of(self.vllm_config)
         is_async = isinstance(self, AsyncScheduler)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
