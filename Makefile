@@ -24,7 +24,7 @@ help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
 	@echo 'make demo [MODEL=]    mtp_plus, mtp and no speculation side by side'
 	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
-	@echo 'make bench ARGS=...   measure: rollback, steps'
+	@echo 'make bench ARGS=...   measure: rollback, steps, grid'
 	@echo 'make test             style, types and every test'
 	@echo 'make quality          style, types and the import rule'
 	@echo 'make format           let ruff rewrite the style'

@@ -10,7 +10,9 @@ and in Python either that or a mapping::
 
 ``k`` is the draft length K of this request in every step: 0 switches speculation off
 for it, an integer up to ``num_speculative_tokens`` fixes it, ``"auto"`` (the default)
-leaves it to the controller. The output does not depend on it.
+leaves it to the controller. The output does not depend on it: token for token when
+greedy, in distribution when sampled. A sampled request with a ``seed`` is not drafted
+for unless it fixes k, so that the same seed gives the same text again.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,14 +14,42 @@ MAX_TOKENS = 40
 PINS = [0, 2, None, 4, "auto", 1]
 
 
+def seeded(llm: Any) -> list[list[int]]:
+    """Sampled continuations of requests with a seed each."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    outputs = llm.generate(
+        [TokensPrompt(prompt_token_ids=list(p)) for p in heldout_prompts(len(PINS))],
+        [
+            SamplingParams(temperature=1.0, seed=i, max_tokens=MAX_TOKENS)
+            for i in range(len(PINS))
+        ],
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+class Plain(NamedTuple):
+    """What the target says without speculation."""
+
+    greedy: list[list[int]]
+    seeded: list[list[int]]
+
+
 @pytest.fixture(scope="module")
-def plain() -> list[list[int]]:
+def without() -> Plain:
     with engine(BUNDLED_CHECKPOINT) as llm:
-        return greedy(llm, heldout_prompts(len(PINS)), MAX_TOKENS)
+        return Plain(greedy(llm, heldout_prompts(len(PINS)), MAX_TOKENS), seeded(llm))
+
+
+@pytest.fixture
+def plain(without: Plain) -> list[list[int]]:
+    return without.greedy
 
 
 @pytest.fixture(scope="module", params=["goodput", "fixed", "threshold"])
-def llm(request: pytest.FixtureRequest, plain: Any) -> Iterator[Any]:
+def llm(request: pytest.FixtureRequest, without: Plain) -> Iterator[Any]:
     spec = {
         "method": "mtp_plus",
         "num_speculative_tokens": 4,
@@ -89,6 +117,12 @@ def test_a_bad_pin_is_refused_in_one_sentence_and_the_engine_lives(llm: Any) -> 
         generate(llm, [5])
     assert "'auto' or an integer from 0 to 4" in str(e.value)
     assert generate(llm, [None])[0]
+
+
+def test_a_seed_gives_the_targets_own_text_whatever_is_drafted_beside_it(
+    llm: Any, without: Plain
+) -> None:
+    assert seeded(llm) == without.seeded
 
 
 def test_no_slots_are_reserved_while_drafting_is_off(

@@ -22,6 +22,7 @@ SETTINGS = [
     {"temperature": 1.0, "top_p": 0.9},
 ]
 SPEC = {"method": "mtp_plus", "controller": "fixed"}
+DRAFT_LENGTH = 3
 PROMPT = 3
 
 
@@ -37,7 +38,12 @@ def sample(
     )
     params = [
         SamplingParams(
-            max_tokens=NUM_TOKENS, seed=first_seed + i, ignore_eos=True, **sampling
+            max_tokens=NUM_TOKENS,
+            seed=first_seed + i,
+            ignore_eos=True,
+            # Seeded requests are not drafted for unless they ask for it.
+            extra_args={"mtp_plus_k": DRAFT_LENGTH},
+            **sampling,
         )
         for i in range(NUM_SAMPLES)
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Reference
@@ -137,6 +137,27 @@ def test_the_server_reports_its_acceptance(server: Server, client: OpenAI) -> No
     drafted = totals["vllm:spec_decode_num_draft_tokens_total"]
     accepted = totals["vllm:spec_decode_num_accepted_tokens_total"]
     assert 0 < accepted < drafted
+
+
+def test_a_request_may_switch_its_drafts_off_and_a_bad_wish_is_status_400(
+    client: OpenAI, reference: Reference, texts: list[str]
+) -> None:
+    def ask(k: Any) -> str:
+        answer = client.completions.create(
+            model=MODEL,
+            prompt=list(reference.prompts[0]),
+            max_tokens=48,
+            temperature=0,
+            extra_body={"ignore_eos": True, "vllm_xargs": {"mtp_plus_k": k}},
+        )
+        return answer.choices[0].text
+
+    assert [ask(k) for k in (0, 2, "auto")] == [texts[0]] * 3
+    for bad in (99, -1, "many"):
+        with pytest.raises(BadRequestError, match=r"mtp_plus_k=.* is not allowed") as e:
+            ask(bad)
+        assert "'auto' or an integer from 0 to 8" in str(e.value)
+    assert ask(1) == texts[0]
 
 
 def test_async_llm_gives_the_targets_tokens(

@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_mtp.cli import bench, demo, model, options
+from vllm_mtp.cli import bench, demo, model, options, trace
 
 app = typer.Typer(
     name="vllm-mtp",
@@ -13,3 +13,4 @@ app.command()(demo.demo)
 app.command()(options.options)
 app.add_typer(bench.app)
 app.add_typer(model.app)
+app.add_typer(trace.app)

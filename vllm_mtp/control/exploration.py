@@ -21,7 +21,7 @@ class ExplorationOptions(NamedTuple):
     """How long the grant may be spent without pauses."""
     max_saved_steps: float = 1.5
     """Most that can be saved up later."""
-    max_debt_steps: float = 1.5
+    max_debt_steps: float = 0.5
     """Overdraft for following up on a surprise; later probes pay it back."""
     pause_steps: int = 16
     """Fewest steps between two probes once the grant is spent, surprises aside."""
@@ -78,18 +78,17 @@ class ExplorationBudget:
         if not is_free and self._steps_since_probe < self.options.pause_steps:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
-        return self.saved_steps - self._charged(price_steps) >= floor
-
-    def _charged(self, price_steps: float) -> float:
-        # Never beyond what can be saved: a state that can only be left by a dear probe
-        # would last for ever.
-        return min(price_steps, self.options.max_saved_steps)
+        # What can never be saved is granted once all that can be is, and paid back
+        # later: a state that only a dear probe can end would last for ever.
+        return (
+            self.saved_steps - min(price_steps, self.options.max_saved_steps) >= floor
+        )
 
     def pay(self, price_steps: float) -> bool:
         """Take the price of a probe, or refuse it."""
         if not self.can_pay(price_steps):
             self._grant_steps_left = 0
             return False
-        self.saved_steps -= self._charged(price_steps)
+        self.saved_steps -= price_steps
         self._steps_since_probe = 0
         return True

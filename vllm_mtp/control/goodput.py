@@ -16,6 +16,7 @@ without drafts acceptance grows uncertain, so now and then one token is drafted.
 Deterministic: the same calls give the same decisions, on every rank.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,7 +26,13 @@ from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
 from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
-from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+from vllm_mtp.records import (
+    CATCH_UP_TOKENS_PER_REQUEST,
+    MIN_CATCH_UP_TOKENS,
+    DecodeRequest,
+    DraftDecision,
+    StepOutcome,
+)
 
 _RESUME_HORIZON_STEPS = 64
 """Steps within which drafting must earn back what catching up costs."""
@@ -237,20 +244,46 @@ class GoodputController:
     def _catch_up_s(self, num_requests: int) -> float:
         """Time of catching up some requests, those with the least to catch up on."""
         waiting = sorted(request.num_unseen_tokens for request in self._seen)
-        return sum(waiting[:num_requests]) * self.cost.catch_up_token_s
+        # No step catches up on more; the others wait.
+        limit = max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * len(waiting))
+        return min(sum(waiting[:num_requests]), limit) * self.cost.catch_up_token_s
 
     # -- learning -----------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step; look for a better plan every few."""
-        if self.survival.observe(outcome.requests):
+        is_promising = self._is_off and self._is_promising(outcome)
+        jump = self.survival.observe(outcome.requests)
+        if jump:
+            self._replan_steps = 1
+        if jump > 0 or is_promising:
+            # Only good news are worth a closer look at any price.
             self.budget.surprise()
-            self._replan_steps = self.options.min_replan_steps
         self.cost.observe(outcome)
         self._steps_since_plan += 1
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
             self._replan()
+
+    def _is_promising(self, outcome: StepOutcome) -> bool:
+        """Whether a probe from K = 0 accepted so much that drafting may pay now.
+
+        A single request shows one token in a probe: too little for an alarm, enough
+        for another look.
+        """
+        if not outcome.requests or self._times is None:
+            return False
+        num_accepted = sum(r.num_accepted_tokens > 0 for r in outcome.requests)
+        one_s, off_s = (self._times.uniform(k, k).seconds for k in (1, 0))
+        needed = len(outcome.requests) * (one_s / off_s - 1.0)
+        expected: float = sum(
+            self.survival.survival_of_class(class_id)[0]
+            for request_id, *_ in outcome.requests
+            if (class_id := self.survival.class_of.get(request_id)) is not None
+        )
+        # Some deviations of a Poisson variable, and a little for the smallest batch.
+        usual = expected + 1.5 * math.sqrt(expected) + 0.25
+        return num_accepted > max(needed, usual)
 
     def _replan(self) -> None:
         requests = self._seen

@@ -100,6 +100,22 @@ class _Evidence(NamedTuple):
     probabilities: tuple[float, ...]
 
 
+_Groups = dict[tuple[int, int, int], list[str]]
+"""Requests of a step by (class, drafted, accepted)."""
+_EvidenceOf = dict[tuple[int, int, int], _Evidence]
+
+_FIT_STEPS = 6
+
+
+def _total(groups: _Groups, evidence: _EvidenceOf) -> tuple[float, float]:
+    """Score and information of all requests."""
+    score = information = 0.0
+    for key, members in groups.items():
+        score += len(members) * evidence[key].score
+        information += len(members) * evidence[key].information
+    return score, information
+
+
 def context_bucket(num_context_tokens: int) -> int:
     """Index of the bucket of a context length."""
     for index, bound in enumerate(CONTEXT_BOUNDS):
@@ -270,24 +286,31 @@ class SurvivalModel:
 
     # -- learning -----------------------------------------------------------------
 
-    def observe(self, outcomes: Sequence[RequestOutcome]) -> bool:
+    def observe(self, outcomes: Sequence[RequestOutcome]) -> float:
         """Learn from the requests of a step.
 
         Returns:
-            Whether acceptance has just changed abruptly.
+            How far acceptance has just jumped, log-odds; 0 if it has not.
         """
         self.drift_precision = 1.0 / (
             1.0 / self.drift_precision + self.options.drift_variance
         )
         groups = self._group(self._some(outcomes))
         if not groups:
-            return False
+            return 0.0
+        before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
-        moved, alarm = self._update_drift(groups, evidence)
+        alarm = self._is_surprised(groups, evidence)
+        if alarm:
+            self._doubt_everything()
+            evidence = self._fit_drift(groups)
+            moved = 0.0
+        else:
+            moved = self._update_drift(groups, evidence)
         self._update_profiles(groups, evidence, moved)
         for key, members in groups.items():
             self._update_requests(members, evidence[key], moved)
-        return alarm
+        return self.drift - before if alarm else 0.0
 
     def _some(self, outcomes: Sequence[RequestOutcome]) -> Sequence[RequestOutcome]:
         """All outcomes of a small batch, each time others of a large one."""
@@ -301,11 +324,9 @@ class SurvivalModel:
             *outcomes[: max(first + limit - len(outcomes), 0)],
         )
 
-    def _group(
-        self, outcomes: Sequence[RequestOutcome]
-    ) -> dict[tuple[int, int, int], list[str]]:
+    def _group(self, outcomes: Sequence[RequestOutcome]) -> _Groups:
         """Request ids by (class, drafted, accepted); those without drafts left out."""
-        groups: dict[tuple[int, int, int], list[str]] = {}
+        groups: _Groups = {}
         class_of, limit = self.class_of, self.max_draft_length
         for request_id, drafted, accepted in outcomes:
             drafted = min(drafted, limit)
@@ -336,48 +357,64 @@ class SurvivalModel:
             probabilities,
         )
 
-    def _update_drift(
-        self,
-        groups: dict[tuple[int, int, int], list[str]],
-        evidence: dict[tuple[int, int, int], _Evidence],
-    ) -> tuple[float, bool]:
-        """Move what all requests have in common; returns how far, and if it jumped."""
-        score = information = 0.0
-        for key, members in groups.items():
-            score += len(members) * evidence[key].score
-            information += len(members) * evidence[key].information
+    def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
+        """Whether acceptance has changed abruptly."""
+        score, information = _total(groups, evidence)
         deviation = math.sqrt(
             information + information * information / self.drift_precision
         )
-        # Sum of recent surprises, each of unit variance: one of seven deviations
+        # Sum of recent surprises, each of unit variance: one of five deviations
         # speaks at once, a run of smaller ones of the same sign soon after.
         self._surprise = 0.7 * self._surprise + score / deviation
-        alarm = abs(self._surprise) * math.sqrt(1 - 0.49) > self.options.alarm_sigmas
-        if alarm:
-            self._surprise = 0.0
-            self.num_alarms += 1
-            self.drift_precision = min(
-                self.drift_precision, self.options.alarm_precision
-            )
-            self._doubt_requests()
-        self.drift_precision += information
-        # The gradient is that of a line; far from the truth it overshoots.
-        moved = min(max(score / self.drift_precision, -2.5), 2.5)
-        moved = min(max(self.drift + moved, -8.0), 8.0) - self.drift
-        self.drift += moved
-        return moved, alarm
+        return abs(self._surprise) * math.sqrt(1 - 0.49) > self.options.alarm_sigmas
 
-    def _doubt_requests(self) -> None:
+    def _doubt_everything(self) -> None:
+        """Let the drift jump, and believe less of what is known of each request."""
+        self._surprise = 0.0
+        self.num_alarms += 1
+        self.drift_precision = min(self.drift_precision, self.options.alarm_precision)
         prior = 1.0 / self.shift_variance
         late_prior = 1.0 / self.late_variance
         for state in self._states.values():
             state.precision = max(prior, 0.3 * state.precision)
             state.late_precision = max(late_prior, 0.3 * state.late_precision)
 
+    def _update_drift(self, groups: _Groups, evidence: _EvidenceOf) -> float:
+        """Move what all requests have in common; returns how far."""
+        score, information = _total(groups, evidence)
+        self.drift_precision += information
+        # The gradient is that of a line; far from the truth it overshoots.
+        return self._move_drift(score / self.drift_precision)
+
+    def _fit_drift(self, groups: _Groups) -> _EvidenceOf:
+        """Most likely drift by this step alone; returns the evidence that is left.
+
+        Newton's method, where `_update_drift` takes one step: after a jump one is not
+        enough, and the next evidence may be long in coming when drafting is off.
+        """
+        start, prior = self.drift, self.drift_precision
+        # Of a request or two a single step makes enough of it.
+        num_requests = sum(map(len, groups.values()))
+        for _ in range(_FIT_STEPS if num_requests > 2 else 1):
+            evidence = {key: self._evidence(*key) for key in groups}
+            score, information = _total(groups, evidence)
+            score -= prior * (self.drift - start)
+            if abs(self._move_drift(score / (information + prior))) < 0.05:
+                break
+        evidence = {key: self._evidence(*key) for key in groups}
+        self.drift_precision = prior + _total(groups, evidence)[1]
+        return evidence
+
+    def _move_drift(self, step: float) -> float:
+        moved = min(max(step, -2.5), 2.5)
+        moved = min(max(self.drift + moved, -8.0), 8.0) - self.drift
+        self.drift += moved
+        return moved
+
     def _update_profiles(
         self,
-        groups: dict[tuple[int, int, int], list[str]],
-        evidence: dict[tuple[int, int, int], _Evidence],
+        groups: _Groups,
+        evidence: _EvidenceOf,
         moved: float,
     ) -> None:
         for key, members in groups.items():

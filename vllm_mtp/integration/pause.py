@@ -21,11 +21,7 @@ from typing import Any
 import torch
 
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
-
-MIN_CATCH_UP_TOKENS = 128
-CATCH_UP_TOKENS_PER_REQUEST = 4
-"""A step catches up on so many tokens, and on a single request in any case. They pass
-one layer where the step's own rows pass all."""
+from vllm_mtp.records import CATCH_UP_TOKENS_PER_REQUEST, MIN_CATCH_UP_TOKENS
 
 MAX_UNSEEN_BYTES = 256 * 2**20
 """Bound on the memory of hidden states that wait, per worker."""

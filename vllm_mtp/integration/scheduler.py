@@ -70,9 +70,12 @@ class _RequestTraits:
         params = request.sampling_params
         self.is_greedy = params is None or params.temperature < _GREEDY_TEMPERATURE
         # Validated when the request came in.
-        self.pinned_draft_length = pinned_draft_length(
-            params and params.extra_args, max_draft_length
-        )
+        pin = pinned_draft_length(params and params.extra_args, max_draft_length)
+        if pin is None and not self.is_greedy and params.seed is not None:
+            # How random numbers are used up depends on the draft length, and that on
+            # the clock: only without drafts does a seed mean the same text again.
+            pin = 0
+        self.pinned_draft_length = pin
 
 
 class _ControlledScheduler(Scheduler):

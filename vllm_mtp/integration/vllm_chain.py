@@ -190,6 +190,7 @@ class _VerifiedStep:
             optimistic_seq_lens_cpu=plan.seq_lens.cpu(),
         )
         self.state = SimpleNamespace(
+            scheduler_output=None,
             spec_decode_metadata=self.verified,
             spec_decode_common_attn_metadata=self.metadata,
             slot_mappings={MTP_LAYER: plan.slot_mapping},

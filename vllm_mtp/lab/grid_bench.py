@@ -26,9 +26,7 @@ from rich.console import Console
 
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import (
-    BUNDLED_MODEL,
     NO_SPECULATION,
-    read_prompts,
     resolve_model,
 )
 from vllm_mtp.lab.demo_servers import exit_on_signals
@@ -36,7 +34,6 @@ from vllm_mtp.lab.grid_cells import (
     Cell,
     Prompts,
     check_context,
-    make_prompts,
     make_waves,
     max_model_len_tokens,
     plan_cells,
@@ -51,7 +48,6 @@ from vllm_mtp.lab.grid_engines import (
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
-from vllm_mtp.lab.grid_prose import PROSE
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
 from vllm_mtp.lab.provenance import (
@@ -60,8 +56,6 @@ from vllm_mtp.lab.provenance import (
     hardware_slug,
     write_json,
 )
-
-MAX_CODE_PROMPTS = 128
 
 
 def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
@@ -213,11 +207,8 @@ class _Session:
 
     def _prompts(self) -> Prompts:
         baseline = self.group.engines[NO_SPECULATION]
-        code = [p.text for p in read_prompts(str(BUNDLED_MODEL), MAX_CODE_PROMPTS)]
-        answer = baseline.ask("tokenize", texts=[*code, PROSE])
-        *code_ids, prose_ids = answer["token_ids"]
         facts = self.journal.of_kind(ENGINE)[-1]
-        return make_prompts(code_ids, prose_ids, facts["vocab_size"], self.options)
+        return baseline.cut_prompts(facts["vocab_size"], self.options)
 
     def _measure(self, index: int, cell: Cell, prompts: Prompts) -> None:
         repeats = self._missing(cell)

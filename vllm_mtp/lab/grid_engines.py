@@ -17,7 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from vllm_mtp.lab.demo_plan import BUNDLED_MODEL, read_prompts
 from vllm_mtp.lab.demo_servers import LOG_TAIL_LINES, ServerError, find_cause
+from vllm_mtp.lab.grid_cells import Prompts, make_prompts
+from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_prose import PROSE
 
 MODULE = "vllm_mtp.integration.bench_engine"
 START_TIMEOUT_S = 900.0
@@ -25,6 +29,8 @@ ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 
 BLOCK_TOKENS = 32
+
+MAX_CODE_PROMPTS = 128
 
 
 def engine_arguments(
@@ -157,6 +163,12 @@ class EngineProcess:
         """Send a command and wait for the answer."""
         self.tell(command, **arguments)
         return self.answer()
+
+    def cut_prompts(self, vocab_size: int, options: GridOptions) -> Prompts:
+        """Prompts of all workloads, cut with this engine's tokenizer."""
+        code = [p.text for p in read_prompts(str(BUNDLED_MODEL), MAX_CODE_PROMPTS)]
+        *code_ids, prose_ids = self.ask("tokenize", texts=[*code, PROSE])["token_ids"]
+        return make_prompts(code_ids, prose_ids, vocab_size, options)
 
     def request_stop(self) -> None:
         """Ask it to end; it may still be at work."""

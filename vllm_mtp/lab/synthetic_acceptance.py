@@ -61,6 +61,26 @@ class AcceptanceLaw:
     sampled_loss: float = 1.0
     """Log-odds that a request with temperature accepts less."""
 
+    def describe(self) -> str:
+        """What sets it apart, in words."""
+        words = [_describe(self.profiles)]
+        if self.phases:
+            words += [
+                f"from step {step} {_describe(profiles)}"
+                for step, profiles in self.phases[:2]
+            ]
+            words += ["and so on"] if len(self.phases) > 2 else []
+        if self.spread:
+            words.append(f"requests differ by {self.spread:g} log-odds")
+        if self.context_decay:
+            words.append(f"{self.context_decay:g} log-odds less per context doubling")
+        if self.drift:
+            period = f"{self.drift_period_steps:g} steps"
+            words.append(f"swings by {self.drift:g} log-odds in {period}")
+        if self.bursts:
+            words.append(f"bursts of {self.bursts:g} log-odds")
+        return ", ".join(words)
+
     def profiles_at(self, step: int) -> tuple[Profile, ...]:
         """Profiles in force at a step."""
         current = self.profiles
@@ -100,3 +120,11 @@ class AcceptanceLaw:
         odds = base / (1 - base) * np.exp(shift)[:, None]
         result: Array = odds / (1 + odds)
         return result
+
+
+def _describe(profiles: tuple[Profile, ...]) -> str:
+    kinds = [
+        "/".join(f"{100 * probability:.0f}" for probability in profile)
+        for profile in profiles
+    ]
+    return f"accepts {' or '.join(kinds)} %"

@@ -9,56 +9,39 @@ assumes, and a real engine deviates from it accordingly:
 - a pass takes the longer of reading weights and multiplying matrices, plus reading the
   KV cache, plus a constant for launches and the scheduler; no overlap of these three;
 - bandwidth and FLOP/s reach a fixed share of the data sheet (70 % and 60 %);
-- rows are padded to the next captured CUDA graph (1, 2, 4, then multiples of 8 to
-  256, of 16 to 512, none beyond); a batch of unequal draft lengths runs without a
-  full graph, which costs `mixed_launch_s` more;
+- rows of the target are padded to the next captured CUDA graph (1, 2, 4, then multiples
+  of 8 to 256, of 16 to 512, none beyond); a batch of unequal draft lengths runs without
+  a full graph, which costs `mixed_launch_s` more, and rows beyond 512 cost no more
+  launches than others (at that size they hide behind the work);
 - verification reads each request's KV once, whatever its rows: attention over K + 1
-  queries is bound by bandwidth;
+  queries is bound by bandwidth. With latent attention (671B) it is near the compute
+  bound already, so there long contexts make verifying dearer than modelled;
 - a draft step reads one layer, the head over the whole vocabulary, and one layer's
-  share of the KV cache; its launches are not hidden;
-- tensor parallelism divides weights, KV and FLOPs evenly and costs two all-reduces a
-  layer, folded into the launch constant;
+  share of the KV cache; its launches are not hidden and its rows, one for each request,
+  not padded. That the first one also runs over the verified rows is neglected;
+- tensor parallelism divides weights, KV and FLOPs evenly (with experts the dense part,
+  too, where deployments often copy it); its two all-reduces a layer are a constant
+  within `launch_s`, which is true of few rows only;
 - mixture of experts: rows choose `top_k` of `num_experts` independently and evenly, so
   a pass touches ``1 - (1 - top_k / num_experts)^rows`` of the expert weights: with
   few rows every further one reads new experts. Real routers are skewed (fewer experts
   touched, some ranks overloaded). Experts lie spread over the ranks; each layer sends
-  its rows out and back once (`all_to_all`), latency plus bytes over the link;
-- FP8 halves weight bytes and doubles FLOP/s; KV stays as it is.
+  its rows out and back once (`all_to_all_s`), latency plus bytes over a link that is
+  equally fast between all accelerators (it is about nine times slower between hosts,
+  if they are not in one NVLink domain);
+- FP8 halves the bytes of all weights and of what is sent, and doubles FLOP/s; KV stays
+  as it is (`kv_bytes_per_token`, 16 bits).
+
+Batches to 1,024 requests, 9,216 rows, are within these formulas; how memory for their
+KV is found is not asked.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-# [num_points] seconds or rows
-Points = NDArray[Any]
-
-
-class CostCurve(Protocol):
-    """Noise-free times of an engine."""
-
-    def verify_s(
-        self, num_requests: int, rows: Points, context: float, is_uniform: bool
-    ) -> Points:
-        """Seconds of a target pass.
-
-        Args:
-            num_requests: Requests that decode.
-            rows: Rows of the pass, of several possible passes.
-            context: Tokens in the KV cache, summed over the requests.
-            is_uniform: Every request has equally many rows.
-        """
-        ...
-
-    def draft_s(self, num_requests: int, depth: int, context: float) -> float:
-        """Seconds of ``depth`` draft steps."""
-        ...
-
-    def catch_up_s(self, num_tokens: int) -> float:
-        """Seconds of the MTP layers' pass over tokens that they have missed."""
-        ...
+from vllm_mtp.lab.trace_world import Points
 
 
 @dataclass(frozen=True)
@@ -246,7 +229,9 @@ def _pad_to_graph(rows: Points) -> Points:
     small = 2.0 ** np.ceil(np.log2(np.maximum(rows, 1)))
     by_8 = np.ceil(rows / 8) * 8
     by_16 = np.ceil(rows / 16) * 16
-    padded: Points = np.select([rows <= 4, rows <= 256, rows <= 512], [small, by_8, by_16], rows)
+    padded: Points = np.select(
+        [rows <= 4, rows <= 256, rows <= 512], [small, by_8, by_16], rows
+    )
     return padded
 
 

@@ -14,12 +14,13 @@ from vllm_mtp.lab.synthetic_cost import (
     MOE_671B,
     RooflineCost,
 )
+from vllm_mtp.lab.trace_world import CostCurve
 
 GOOD = geometric(0.8)
 TUNED = decaying(0.81, 0.69, 0.64, 0.6, 0.55)
-"""Conditional acceptance behind FastMTP's 81/56/36 %."""
+"""Conditional acceptance behind FastMTP's 81/56/36 %, continued by hand."""
 UNTUNED = decaying(0.70, 0.16, 0.18, 0.15, 0.15)
-"""Behind 70/11/2 %: a layer trained for one step."""
+"""Behind 70/11/2 %, a layer trained for one step; continued by hand."""
 NEAR_ZERO = geometric(0.03)
 
 H100_7B = RooflineCost(H100, DENSE_7B)
@@ -28,6 +29,17 @@ B200_7B_FP8 = RooflineCost(B200, DENSE_7B, is_fp8=True)
 H200_MOE = RooflineCost(
     H200, MOE_671B, num_gpus=16, is_fp8=True, launch_s=4e-3, draft_launch_s=0.25e-3
 )
+
+COSTS: Mapping[str, CostCurve] = {
+    "0.43B, two CPU cores": CPU_TABLE,
+    "dense 7B, H100": H100_7B,
+    "dense 70B, 4 x H200": H200_70B,
+    "dense 7B in FP8, B200": B200_7B_FP8,
+    "MoE 671B in FP8, 16 x H200": H200_MOE,
+}
+"""What the worlds run on: a table of measured times, then roofline models."""
+
+SPREAD_LAW = AcceptanceLaw((geometric(0.7),), spread=1.2)
 
 PHASE_STEPS = 600
 
@@ -49,15 +61,15 @@ _STATIONARY = (
     World("cpu-1-untuned", _law(UNTUNED), CPU_TABLE),
     World("cpu-1-near-zero", _law(NEAR_ZERO), CPU_TABLE),
     World("cpu-4-tuned", _law(TUNED), CPU_TABLE, 4),
-    World("cpu-16-spread", _law(geometric(0.7), spread=1.2), CPU_TABLE, 16),
+    World("cpu-16-spread", SPREAD_LAW, CPU_TABLE, 16),
     World("h100-1-tuned", _law(TUNED), H100_7B),
     World("h100-32-tuned", _law(TUNED), H100_7B, 32),
-    World("h100-256-spread", _law(geometric(0.7), spread=1.2), H100_7B, 256),
+    World("h100-256-spread", SPREAD_LAW, H100_7B, 256),
     World("h100-512-good", _law(GOOD), H100_7B, 512),
     World("h100-32-near-zero", _law(NEAR_ZERO), H100_7B, 32),
     World("h200-70b-64-kinds", _law(geometric(0.9), UNTUNED), H200_70B, 64),
     World(
-        "h200-70b-16-long-context",
+        "h200-70b-16-long",
         _law(TUNED, context_decay=0.35),
         H200_70B,
         16,
@@ -106,3 +118,23 @@ WORLDS: Mapping[str, World] = {
         *(world.changed(is_stationary=False) for world in _CHANGING),
     )
 }
+
+
+def describe(world: World) -> str:
+    """A world in one line."""
+    machine = next(name for name, cost in COSTS.items() if cost == world.cost)
+    changes = ", ".join(
+        f"{num_requests} from step {step}" for step, num_requests in world.load
+    )
+    parts = [
+        f"{world.num_requests} request{'s' if world.num_requests > 1 else ''}",
+        machine,
+        world.law.describe(),
+    ]
+    if changes:
+        parts.append(f"load: {changes}")
+    if world.sampled_share:
+        parts.append(f"{100 * world.sampled_share:.0f} % sampled")
+    if world.prompt_tokens != World.prompt_tokens:
+        parts.append(f"prompts of {world.prompt_tokens:,} tokens")
+    return "; ".join(parts)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_mtp.lab.synthetic import Truth
-from vllm_mtp.lab.synthetic_cost import CostCurve
+from vllm_mtp.lab.trace_world import CostCurve, Truth
 from vllm_mtp.records import DraftDecision
 
 

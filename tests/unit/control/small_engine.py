@@ -1,0 +1,95 @@
+"""A decode loop of a few lines, whose acceptance and times a test sets as it likes."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from vllm_mtp.control.controller import Controller
+from vllm_mtp.records import (
+    DecodeRequest,
+    DraftDecision,
+    RequestOutcome,
+    StepOutcome,
+)
+
+
+def line_s(tokens_per_request: float, depth: int) -> float:
+    """Step time of a machine for which rows and draft steps are cheap."""
+    return 0.01 * (1.0 + 0.1 * tokens_per_request + 0.05 * depth)
+
+
+@dataclass
+class SmallEngine:
+    """Requests that never end, one conditional acceptance each."""
+
+    controller: Controller
+    acceptance: list[float]
+    seconds: Callable[[float, int], float] = line_s
+    noise: float = 0.03
+    pins: Sequence[int | None] = ()
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    decisions: list[DraftDecision] = field(default_factory=list)
+    may_draft: list[bool] = field(default_factory=list)
+    context_tokens: int = 500
+    lengths: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
+    """Tokens that the MTP layers have missed, by request."""
+
+    def requests(self) -> list[DecodeRequest]:
+        pins = self.pins or [None] * len(self.acceptance)
+        return [
+            DecodeRequest(
+                f"r{i}", self.context_tokens, True, pin, self.unseen.get(f"r{i}", 0)
+            )
+            for i, pin in enumerate(pins)
+        ]
+
+    def run(self, num_steps: int, catch_up_token_s: float = 0.0) -> "SmallEngine":
+        for _ in range(num_steps):
+            self._step(catch_up_token_s)
+        return self
+
+    def _step(self, catch_up_token_s: float) -> None:
+        requests = self.requests()
+        self.may_draft.append(self.controller.may_draft())
+        decision = self.controller.decide(requests)
+        self.decisions.append(decision)
+        outcomes = [self._verify(i, r.request_id) for i, r in enumerate(requests)]
+        num_draft_tokens = sum(outcome.num_draft_tokens for outcome in outcomes)
+        seconds = self.seconds(num_draft_tokens / len(requests), decision.draft_depth)
+        caught_up = sum(
+            self.unseen.pop(i, 0) for i, k in decision.num_draft_tokens.items() if k
+        )
+        seconds += caught_up * catch_up_token_s
+        self.controller.observe(
+            StepOutcome(
+                requests=tuple(o for o in outcomes if o.num_draft_tokens),
+                num_requests=len(requests),
+                num_scheduled_tokens=len(requests) + num_draft_tokens,
+                step_time_s=seconds * self.rng.lognormvariate(0, self.noise),
+                draft_depth=decision.draft_depth,
+                num_decode_requests=len(requests),
+                num_context_tokens=self.context_tokens * len(requests),
+                num_catch_up_tokens=caught_up,
+            )
+        )
+        for outcome in outcomes:
+            if not decision.num_draft_tokens[outcome.request_id]:
+                waiting = self.unseen.get(outcome.request_id, 0)
+                waiting += outcome.acceptance_length
+                self.unseen[outcome.request_id] = waiting
+        self.lengths = dict(decision.num_draft_tokens)
+
+    def _verify(self, index: int, request_id: str) -> RequestOutcome:
+        drafted = self.lengths.get(request_id, 0)
+        accepted = 0
+        while accepted < drafted and self.rng.random() < self.acceptance[index]:
+            accepted += 1
+        return RequestOutcome(request_id, drafted, accepted)
+
+    def depths(self, first: int = 0) -> list[int]:
+        """Of the steps since ``first`` that are no probes."""
+        return [d.draft_depth for d in self.decisions[first:] if d.reason != "probe"]
+
+    def reasons(self, first: int = 0) -> list[str]:
+        return [d.reason for d in self.decisions[first:]]

@@ -1,0 +1,272 @@
+"""The cost model against step times that are drawn from known curves."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_mtp.control.cost import CostModel, context_bucket, request_bucket
+from vllm_mtp.records import RequestOutcome, StepOutcome
+
+K_MAX = 4
+CPU_ROWS = {1: 1.00, 2: 1.39, 3: 1.33, 4: 1.30, 5: 1.36}
+"""Seen on a CPU: a pass over four rows is cheaper than one over two."""
+BASE_S = 9e-3
+DRAFT_S = 0.06 * BASE_S
+
+
+def outcome(
+    lengths: list[int], depth: int, seconds: float, prefill: int = 0, catch_up: int = 0,
+    context: int = 500,
+) -> StepOutcome:  # fmt: skip
+    """A step in which everything that was drafted was rejected."""
+    return StepOutcome(
+        requests=tuple(
+            RequestOutcome(f"r{i}", k, 0) for i, k in enumerate(lengths) if k
+        ),
+        num_requests=len(lengths),
+        num_scheduled_tokens=len(lengths) + sum(lengths) + prefill,
+        step_time_s=seconds,
+        draft_depth=depth,
+        num_decode_requests=len(lengths),
+        num_prefill_tokens=prefill,
+        num_context_tokens=context * len(lengths),
+        num_catch_up_tokens=catch_up,
+    )
+
+
+def cpu_s(length: int, depth: int) -> float:
+    """Of a single request."""
+    return BASE_S * CPU_ROWS[1 + length] + DRAFT_S * depth
+
+
+def teach_cpu(
+    model: CostModel,
+    rng: random.Random,
+    num_steps: int = 400,
+    disturb: Callable[[int], float] = lambda step: 1.0,
+) -> None:
+    """Stays at each K for a few steps, as a controller does."""
+    length = depth = 0
+    for step in range(num_steps):
+        if step % 4 == 0:
+            depth = rng.randint(0, K_MAX)
+        seconds = cpu_s(length, depth) * rng.lognormvariate(0, 0.04) * disturb(step)
+        model.observe(outcome([length], depth, seconds))
+        length = depth
+
+
+def learned(model: CostModel) -> list[float]:
+    """Expected seconds at K = 0 .. K_max for one request."""
+    times = model.times(1, 500)
+    return [times.uniform(k, k).seconds for k in range(K_MAX + 1)]
+
+
+TRUE_S = [cpu_s(k, k) for k in range(K_MAX + 1)]
+
+
+def test_four_rows_may_cost_less_than_two() -> None:
+    model = CostModel(K_MAX)
+    teach_cpu(model, random.Random(1))
+    assert learned(model) == pytest.approx(TRUE_S, rel=0.04)
+    times = model.times(1, 500)
+    assert times.uniform(3, 0).seconds < times.uniform(1, 0).seconds
+
+
+def test_verifying_and_drafting_are_told_apart() -> None:
+    model = CostModel(K_MAX)
+    teach_cpu(model, random.Random(2))
+    times = model.times(1, 500)
+    drafting = times.uniform(0, 4).seconds - times.uniform(0, 0).seconds
+    assert drafting == pytest.approx(4 * DRAFT_S, rel=0.25)
+    verifying = times.uniform(4, 0).seconds - times.uniform(0, 0).seconds
+    assert verifying == pytest.approx(0.36 * BASE_S, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_take_ten_times_as_long_hardly_matter(seed: int) -> None:
+    model = CostModel(K_MAX)
+    spikes = random.Random(9 + seed)
+    num_spikes = 0
+
+    def disturb(step: int) -> float:
+        nonlocal num_spikes
+        is_spike = spikes.random() < 0.03
+        num_spikes += is_spike
+        return 10.0 if is_spike else 1.0
+
+    teach_cpu(model, random.Random(3 + seed), 800, disturb)
+    assert num_spikes > 10
+    assert learned(model) == pytest.approx(TRUE_S, rel=0.03)
+
+
+def test_a_first_step_ten_times_too_long_is_outgrown() -> None:
+    model = CostModel(K_MAX)
+    teach_cpu(model, random.Random(4), 200, lambda step: 10.0 if step == 0 else 1.0)
+    assert learned(model) == pytest.approx(TRUE_S, rel=0.06)
+
+
+def test_a_burst_of_slow_steps_is_forgotten() -> None:
+    model = CostModel(K_MAX)
+    burst = range(400, 420)
+    teach_cpu(model, random.Random(5), 700, lambda step: 10.0 if step in burst else 1.0)
+    assert learned(model) == pytest.approx(TRUE_S, rel=0.1)
+
+
+def test_a_machine_that_grows_slower_is_followed_and_ratios_stay() -> None:
+    model = CostModel(K_MAX)
+    teach_cpu(model, random.Random(6), 1500, lambda step: 1.0 + 0.5 * step / 1500)
+    found = learned(model)
+    assert found[0] == pytest.approx(1.5 * TRUE_S[0], rel=0.08)
+    ratios = [seconds / found[0] for seconds in found]
+    assert ratios == pytest.approx([s / TRUE_S[0] for s in TRUE_S], rel=0.06)
+
+
+def test_what_one_request_costs_does_not_hide_what_many_cost() -> None:
+    """Rows are free for one request and dear for 64."""
+    model = CostModel(K_MAX)
+    rng = random.Random(7)
+    for step in range(600):
+        length = step // 4 % (K_MAX + 1)
+        for num_requests, row_cost in ((1, 0.02), (64, 0.8)):
+            seconds = 0.01 * (1 + row_cost * length) * rng.lognormvariate(0, 0.03)
+            model.observe(outcome([length] * num_requests, length, seconds))
+    few, many = model.times(1, 500), model.times(64, 500)
+    ratios = [t.uniform(4, 4).seconds / t.uniform(0, 0).seconds for t in (few, many)]
+    assert ratios == pytest.approx([1.08, 4.2], rel=0.05)
+
+
+def test_long_contexts_have_times_of_their_own() -> None:
+    model = CostModel(K_MAX)
+    for step in range(400):
+        length = step // 4 % (K_MAX + 1)
+        for context, row_cost in ((500, 0.02), (20_000, 0.5)):
+            seconds = 0.01 * (1 + row_cost * length)
+            model.observe(outcome([length], length, seconds, context=context))
+    short, long = model.times(1, 500), model.times(1, 20_000)
+    assert short.uniform(4, 4).seconds == pytest.approx(0.0108, rel=0.05)
+    assert long.uniform(4, 4).seconds == pytest.approx(0.03, rel=0.05)
+
+
+def test_mixed_batches_are_a_tier_apart() -> None:
+    """Unequal draft lengths leave the full CUDA graph: 30 % dearer here."""
+    model = CostModel(K_MAX)
+    rng = random.Random(8)
+    for step in range(600):
+        lengths = [2, 2, 2, 2] if step // 6 % 2 else [1, 3, 2, 2]
+        seconds = 0.01 * (1.0 if step // 6 % 2 else 1.3) * rng.lognormvariate(0, 0.03)
+        model.observe(outcome(lengths, 3, seconds))
+    times = model.times(4, 500)
+    assert times.uniform(2, 3).seconds == pytest.approx(0.010, rel=0.03)
+    assert times.mixed(2.0, 3).seconds == pytest.approx(0.013, rel=0.03)
+
+
+def test_some_without_drafts_make_a_mixed_batch() -> None:
+    """Two of four verify two tokens each: as many rows as one for everybody."""
+    model = CostModel(K_MAX)
+    for step in range(400):
+        is_mixed = step // 4 % 2
+        lengths = [2, 0, 2, 0] if is_mixed else [1, 1, 1, 1]
+        model.observe(outcome(lengths, 2, 0.013 if is_mixed else 0.01))
+    times = model.times(4, 500)
+    assert times.uniform(1, 2).seconds == pytest.approx(0.01, rel=0.03)
+    assert times.mixed(1.0, 2).seconds == pytest.approx(0.013, rel=0.03)
+
+
+def test_requests_in_prefill_are_not_rows_of_a_decision() -> None:
+    model, undisturbed = CostModel(K_MAX), CostModel(K_MAX)
+    for step in range(100):
+        length = step % 3
+        for each in (model, undisturbed):
+            each.observe(outcome([length], length, cpu_s(length, length)))
+        model.observe(outcome([length], length, 0.5, prefill=2000))
+    assert learned(model) == pytest.approx(learned(undisturbed), rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_a_time_that_is_none_is_ignored(seconds: float) -> None:
+    model = CostModel(K_MAX)
+    model.observe(outcome([1], 1, seconds))
+    teach_cpu(model, random.Random(1), 200)
+    before = learned(model)
+    for _ in range(20):
+        model.observe(outcome([1], 1, seconds))
+    assert learned(model) == pytest.approx(before, rel=1e-3)
+
+
+def test_catching_up_is_priced_and_does_not_make_drafting_look_dear() -> None:
+    model, undisturbed = CostModel(K_MAX), CostModel(K_MAX)
+    for step in range(300):
+        length = 2 if step % 20 > 10 else 0
+        depth = 2 if step % 20 >= 10 else 0
+        seconds = cpu_s(length, depth)
+        undisturbed.observe(outcome([length], depth, seconds))
+        if step % 20 == 10:
+            model.observe(outcome([length], depth, seconds + 64 * 1e-4, catch_up=64))
+        else:
+            model.observe(outcome([length], depth, seconds))
+    assert model.catch_up_token_s == pytest.approx(1e-4, rel=0.5)
+    assert undisturbed.catch_up_token_s == 0.0
+    assert learned(model) == pytest.approx(learned(undisturbed), rel=0.1)
+
+
+def test_a_new_batch_size_starts_from_the_nearest_known() -> None:
+    model = CostModel(K_MAX)
+    for step in range(400):
+        length = step // 4 % (K_MAX + 1)
+        model.observe(outcome([length] * 8, length, 0.01 * (1 + 0.6 * length)))
+    nearby = model.times(16, 500)
+    ratio = nearby.uniform(4, 4).seconds / nearby.uniform(0, 0).seconds
+    assert ratio == pytest.approx(3.4, rel=0.15)
+    prior = CostModel(K_MAX).times(16, 500)
+    assert prior.uniform(4, 4).seconds / prior.uniform(0, 0).seconds < 2.0
+    assert nearby.uniform(4, 4).deviation > model.times(8, 500).uniform(4, 4).deviation
+
+
+def test_what_was_visited_is_known_better_than_what_was_not() -> None:
+    model = CostModel(K_MAX)
+    for _ in range(50):
+        model.observe(outcome([1], 1, cpu_s(1, 1)))
+    times = model.times(1, 500)
+    assert times.uniform(1, 1).deviation < 0.03
+    assert times.uniform(4, 4).deviation > 2 * times.uniform(1, 1).deviation
+
+
+def test_buckets_grow_by_half_or_a_third_and_hold_their_size() -> None:
+    bounds = sorted({request_bucket(n) for n in range(1, 4097)})
+    assert bounds[:10] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert all(request_bucket(n) >= n for n in range(1, 4097))
+    assert all(request_bucket(bound) == bound for bound in bounds)
+    assert request_bucket(0) == 1
+    assert request_bucket(10**6) == bounds[-1]
+    assert [context_bucket(n) for n in (0, 1023, 1024, 10**7)] == [0, 0, 1, 4]
+
+
+STEP = st.builds(
+    outcome,
+    st.lists(st.integers(0, 9), max_size=5),
+    st.integers(-1, 9),
+    st.one_of(st.floats(1e-6, 1e3), st.floats(allow_nan=True, allow_infinity=True)),
+    st.sampled_from([0, 0, 0, 100]),
+    st.sampled_from([0, 0, 7]),
+    st.integers(0, 10**6),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=40))
+def test_whatever_it_hears_it_expects_positive_times(steps: list[StepOutcome]) -> None:
+    model = CostModel(K_MAX)
+    for step in steps:
+        model.observe(step)
+    for num_requests in (1, 3, 5):
+        times = model.times(num_requests, 500)
+        estimates = [times.uniform(k, k) for k in range(K_MAX + 1)]
+        estimates += [times.mixed(k / 3, K_MAX) for k in range(3 * K_MAX + 1)]
+        for seconds, deviation in estimates:
+            assert 0 < seconds < math.inf
+            assert 0 <= deviation < math.inf
+    assert 0 <= model.catch_up_token_s < math.inf

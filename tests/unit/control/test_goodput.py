@@ -1,0 +1,401 @@
+"""The goodput controller: what it settles on, and what it never does."""
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.control.small_engine import SmallEngine, line_s
+from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
+
+K_MAX = 8
+
+
+def dear_s(tokens_per_request: float, depth: int) -> float:
+    """A machine for which every row costs as much as a step without drafts."""
+    return 0.01 * (1.0 + tokens_per_request + 0.05 * depth)
+
+
+def settled(engine: SmallEngine, num_steps: int = 600) -> Counter[int]:
+    """Depths of the last third of a run."""
+    engine.run(num_steps)
+    return Counter(engine.depths(2 * num_steps // 3))
+
+
+def share_of_best(engine: SmallEngine, acceptance: float, first: int) -> float:
+    """Expected goodput of the steps since ``first``, over that of the best depth."""
+
+    def tokens(depth: int) -> float:
+        return sum(acceptance**j for j in range(depth + 1))
+
+    depths = [decision.draft_depth for decision in engine.decisions[first:]]
+    found = sum(map(tokens, depths)) / sum(line_s(k, k) for k in depths)
+    return found / max(tokens(k) / line_s(k, k) for k in range(K_MAX + 1))
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.95])
+def test_it_finds_the_best_depth(num_requests: int, acceptance: float) -> None:
+    shares = []
+    for seed in range(3):
+        engine = SmallEngine(
+            GoodputController(K_MAX),
+            [acceptance] * num_requests,
+            rng=random.Random(seed),
+        ).run(600)
+        shares.append(share_of_best(engine, acceptance, 200))
+    assert sum(shares) / len(shares) > 0.96
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_it_is_off_where_nothing_is_accepted(num_requests: int) -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.02] * num_requests)
+    assert settled(engine) == {0: 200 - engine.reasons(400).count("probe")}
+
+
+def test_it_is_off_where_verifying_is_dear() -> None:
+    depths = settled(SmallEngine(GoodputController(K_MAX), [0.6] * 8, dear_s))
+    assert depths[0] > 0.95 * depths.total()
+
+
+def test_drafts_go_to_the_requests_that_accept_them() -> None:
+    engine = SmallEngine(
+        GoodputController(K_MAX),
+        [0.95] * 4 + [0.05] * 4,
+        lambda tokens, depth: 0.01 * (1.0 + 0.4 * tokens + 0.02 * depth),
+    ).run(600)
+    last = [d.num_draft_tokens for d in engine.decisions[400:] if d.reason == "exploit"]
+    assert len(last) > 100
+    good = sum(lengths[f"r{i}"] for lengths in last for i in range(4)) / len(last) / 4
+    bad = sum(lengths[f"r{i}"] for lengths in last for i in range(4, 8)) / len(last) / 4
+    assert good > 3.0
+    assert bad < 0.5
+
+
+def test_equal_depths_do_not_make_it_thrash() -> None:
+    """Each draft token brings exactly what it costs, up to the bound."""
+
+    def level_s(tokens: float, depth: int) -> float:
+        return 0.01 * (1 + sum(0.5**j for j in range(1, round(tokens) + 1)))
+
+    switches = []
+    for seed in range(5):
+        controller = GoodputController(4)
+        engine = SmallEngine(controller, [0.5], level_s, rng=random.Random(seed))
+        engine.run(300)
+        before = controller.num_switches
+        engine.run(900)
+        switches.append(controller.num_switches - before)
+    assert sum(switches) / len(switches) <= 20
+
+
+def test_in_a_stationary_state_probes_are_few() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.7] * 4).run(1200)
+    assert engine.reasons(600).count("probe") < 0.15 * 600
+
+
+def test_it_comes_back_from_off_when_acceptance_does() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4).run(400)
+    assert set(engine.depths(380)) == {0}
+    engine.acceptance = [0.9] * 4
+    engine.run(150)
+    assert min(engine.depths(500)) > 2
+
+
+def test_it_switches_off_within_a_few_steps_when_acceptance_vanishes() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.9] * 4).run(400)
+    assert min(engine.depths(380)) > 2
+    engine.acceptance = [0.02] * 4
+    engine.run(110)
+    assert max(engine.depths(410)) <= 2
+    depths = engine.depths(460)
+    assert depths.count(0) > 0.8 * len(depths)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_the_time_without_drafts_is_measured_even_where_drafting_pays(
+    num_requests: int,
+) -> None:
+    """Verifying is dear here, so that K = 0 cannot be inferred from what pays."""
+
+    def jump_s(tokens: float, depth: int) -> float:
+        return 0.01 * (1.0 + 0.8 * (tokens > 0) + 0.05 * tokens + 0.02 * depth)
+
+    controller = GoodputController(K_MAX)
+    SmallEngine(controller, [0.9] * num_requests, jump_s).run(300)
+    off_s = controller.cost.times(num_requests, 500).uniform(0, 0).seconds
+    assert off_s == pytest.approx(0.01, rel=0.15)
+
+
+def test_a_probe_that_is_accepted_is_followed_up_at_once() -> None:
+    """From off, a single request: each probe shows one token or a few."""
+    waits = []
+    for seed in range(6):
+        engine = SmallEngine(
+            GoodputController(K_MAX),
+            [0.02],
+            lambda tokens, depth: 0.01 * (1 + 0.4 * (tokens > 0) + 0.05 * depth),
+            rng=random.Random(seed),
+        ).run(400)
+        engine.acceptance = [0.9]
+        engine.run(200)
+        depths = [d.draft_depth for d in engine.decisions]
+        waits.append(next(i for i in range(400, 595) if min(depths[i : i + 5]) > 0))
+    assert sum(waits) / len(waits) - 400 < 60
+
+
+# -- what probes may cost --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acceptance", [0.02, 0.5, 0.8])
+def test_what_probes_cost_stays_within_the_budget(acceptance: float) -> None:
+    """By the true times; the budget is kept in estimated ones."""
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(controller, [acceptance]).run(2000)
+    survived = [acceptance**j for j in range(1, K_MAX + 1)]
+
+    def goodput(depth: int) -> float:
+        return (1 + sum(survived[:depth])) / line_s(depth, depth)
+
+    best = max(map(goodput, range(K_MAX + 1)))
+    lost_steps = 0.0
+    for decision in engine.decisions[200:]:
+        if decision.reason == "probe":
+            depth = decision.draft_depth
+            tokens = 1 + sum(survived[:depth])
+            lost_steps += (line_s(depth, depth) - tokens / best) / line_s(0, 0)
+    assert lost_steps < 0.03 * 1800
+
+
+def test_it_is_never_announced_that_nothing_is_drafted_and_then_drafted() -> None:
+    """Slots for drafts are reserved before the decision."""
+    engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4).run(300)
+    engine.acceptance = [0.9] * 4
+    engine.run(200)
+    pairs = list(zip(engine.may_draft, engine.decisions, strict=True))
+    assert not any(d.draft_depth for may_draft, d in pairs if not may_draft)
+    assert any(not may_draft for may_draft, _ in pairs)
+    assert any(d.reason == "probe" for _, d in pairs[200:300])
+    # Neither are slots reserved for nothing, step after step.
+    idle = sum(may_draft and not d.draft_depth for may_draft, d in pairs)
+    assert idle < 0.1 * len(pairs)
+
+
+# -- leaving off -----------------------------------------------------------------------
+
+
+def test_catching_up_does_not_keep_it_off_when_drafting_pays() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4)
+    engine.run(400, catch_up_token_s=5e-5)
+    engine.acceptance = [0.9] * 4
+    engine.run(200, catch_up_token_s=5e-5)
+    assert min(engine.depths(560)) > 2
+
+
+# -- latency mode ----------------------------------------------------------------------
+
+
+def mixed_s(tokens: float, depth: int) -> float:
+    return 0.01 * (1 + 0.35 * tokens + 0.03 * depth)
+
+
+def worst_latency_s(engine: SmallEngine, first: int) -> float:
+    """Of any request, expected: mean over the steps that are no probes."""
+    waits: dict[str, list[float]] = {}
+    for decision in engine.decisions[first:]:
+        if decision.reason == "probe":
+            continue
+        lengths = decision.num_draft_tokens
+        tokens = sum(lengths.values()) / len(lengths)
+        seconds = mixed_s(tokens, decision.draft_depth)
+        for i, probability in enumerate(engine.acceptance):
+            length = lengths[f"r{i}"]
+            acceptance_length = sum(probability**j for j in range(length + 1))
+            waits.setdefault(f"r{i}", []).append(seconds / acceptance_length)
+    return max(sum(each) / len(each) for each in waits.values())
+
+
+def test_latency_mode_keeps_a_bound_that_throughput_mode_breaks() -> None:
+    """Six requests that accept a lot make the two others, which do not, wait."""
+    acceptance = [0.97] * 6 + [0.05] * 2
+    bound_s = 0.0155
+    modes = {
+        "throughput": GoodputOptions(),
+        "latency": GoodputOptions(max_token_latency_s=bound_s),
+    }
+    worst, depths = {}, {}
+    for name, options in modes.items():
+        controller = GoodputController(6, options)
+        engine = SmallEngine(controller, acceptance, mixed_s).run(900)
+        worst[name] = worst_latency_s(engine, 500)
+        depths[name] = engine.depths(500)
+    assert worst["throughput"] > 1.2 * bound_s
+    assert worst["latency"] <= 1.03 * bound_s
+    # And it still drafts as far as the bound allows.
+    assert sum(depths["latency"]) > 0
+
+
+def test_a_bound_that_nothing_keeps_gives_the_least_latency() -> None:
+    options = GoodputOptions(max_token_latency_s=1e-6)
+    controller = GoodputController(6, options)
+    acceptance = [0.97] * 6 + [0.05] * 2
+    engine = SmallEngine(controller, acceptance, mixed_s).run(600)
+    alone_s = mixed_s(0, 0)
+    assert worst_latency_s(engine, 400) <= 1.05 * alone_s
+
+
+# -- batches ---------------------------------------------------------------------------
+
+
+def test_an_empty_batch_costs_nothing_and_changes_nothing() -> None:
+    controller = GoodputController(K_MAX)
+    SmallEngine(controller, [0.9]).run(200)
+    plan = controller.plan
+    decision = controller.decide([])
+    assert not decision.num_draft_tokens
+    assert 0 <= decision.draft_depth <= K_MAX
+    assert controller.plan is plan
+
+
+def test_only_decoding_requests_count_as_the_batch() -> None:
+    """Steps with prefill are seen, too, and teach nothing about the cost of K."""
+
+    def run(with_prefill: bool) -> list[float]:
+        controller = GoodputController(4)
+        engine = SmallEngine(controller, [0.8] * 2, noise=0.0)
+        for _ in range(300):
+            engine.run(1)
+            if with_prefill:
+                controller.observe(
+                    StepOutcome((), 3, 2002, 0.4, 0, 2, 2000, num_context_tokens=1000)
+                )
+        times = controller.cost.times(2, 500)
+        return [times.uniform(k, k).seconds for k in range(5)]
+
+    depth = max(SmallEngine(GoodputController(4), [0.8] * 2).run(300).depths(250))
+    assert run(True)[depth] == pytest.approx(run(False)[depth], rel=0.03)
+
+
+def test_a_change_of_the_batch_is_planned_for_at_once() -> None:
+    """Rows are cheap for one request and dear for 32."""
+    controller = GoodputController(4)
+    for _ in range(6):
+        few = SmallEngine(controller, [0.8])
+        few.run(60)
+        many = SmallEngine(controller, [0.8] * 32, dear_s)
+        many.run(60)
+    assert min(few.depths(10)) >= 1
+    depths = many.depths(5)
+    assert depths.count(0) > 0.8 * len(depths)
+
+
+# -- robustness ------------------------------------------------------------------------
+
+
+def test_a_burst_of_slow_steps_does_not_change_its_mind_for_long() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.8] * 4).run(400)
+    usual = Counter(engine.depths(300)).most_common(1)[0][0]
+    engine.seconds = lambda tokens, depth: 10 * line_s(tokens, depth)
+    engine.run(20)
+    engine.seconds = line_s
+    engine.run(300)
+    later = engine.depths(620)
+    near = sum(abs(depth - usual) <= 2 for depth in later)
+    assert near > 0.9 * len(later)
+
+
+def test_memory_is_bounded_over_ten_thousand_requests() -> None:
+    controller = GoodputController(4)
+    rng = random.Random(2)
+    sizes = []
+    for step in range(2500):
+        running = [f"r{4 * step + i}" for i in range(8)]
+        decision = controller.decide([DecodeRequest(i, 100) for i in running])
+        outcomes = tuple(
+            RequestOutcome(i, k, rng.randint(0, k))
+            for i, k in decision.num_draft_tokens.items()
+            if k
+        )
+        rows = 8 + sum(o.num_draft_tokens for o in outcomes)
+        controller.observe(
+            StepOutcome(outcomes, 8, rows, 0.01, decision.draft_depth, 8)
+        )
+        sizes.append(len(controller.survival.class_of))
+    assert max(sizes) < 600
+
+
+REQUEST = st.builds(
+    DecodeRequest,
+    st.sampled_from([f"r{i}" for i in range(12)]),
+    st.integers(0, 10**7),
+    st.booleans(),
+    st.sampled_from([None, None, None, 0, 2, 99]),
+)
+BATCH = st.lists(REQUEST, max_size=6, unique_by=lambda request: request.request_id)
+OUTCOME = st.builds(
+    StepOutcome,
+    st.lists(
+        st.builds(
+            RequestOutcome,
+            st.sampled_from([f"r{i}" for i in range(20)]),
+            st.integers(-1, 20),
+            st.integers(-1, 20),
+        ),
+        max_size=5,
+    ).map(tuple),
+    st.integers(0, 8),
+    st.integers(0, 50),
+    st.one_of(st.floats(1e-5, 100), st.floats(allow_nan=True, allow_infinity=True)),
+    st.integers(-1, 20),
+    st.integers(0, 8),
+    st.sampled_from([0, 0, 500]),
+    st.integers(0, 10**6),
+    st.sampled_from([0, 0, 64]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(BATCH, st.lists(OUTCOME, max_size=3)), max_size=25))
+def test_whatever_it_hears_its_decisions_are_valid(
+    steps: list[tuple[list[DecodeRequest], list[StepOutcome]]],
+) -> None:
+    """Outcomes of nobody, impossible counts, no time, requests that come and go."""
+    controller = GoodputController(4)
+    for requests, outcomes in steps:
+        may_draft = controller.may_draft()
+        decision = controller.decide(requests)
+        lengths = decision.num_draft_tokens
+        assert set(lengths) == {request.request_id for request in requests}
+        assert 0 <= decision.draft_depth <= 4
+        assert all(0 <= k <= decision.draft_depth for k in lengths.values())
+        if not may_draft and not any(r.pinned_draft_length for r in requests):
+            assert decision.draft_depth == 0
+        for outcome in outcomes:
+            controller.observe(outcome)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_steps_without_a_time_do_not_stop_it_from_learning(seconds: float) -> None:
+    engine = SmallEngine(GoodputController(4), [0.02] * 2, lambda t, d: seconds)
+    engine.run(100)
+    engine.seconds = line_s
+    engine.run(400)
+    assert set(engine.depths(400)) == {0}
+
+
+# -- determinism -----------------------------------------------------------------------
+
+
+def test_the_same_calls_give_the_same_decisions() -> None:
+    runs = []
+    for _ in range(2):
+        engine = SmallEngine(
+            GoodputController(K_MAX), [0.9, 0.3, 0.6, 0.6], rng=random.Random(11)
+        )
+        runs.append(engine.run(300).decisions)
+    assert runs[0] == runs[1]
+    assert len({decision.reason for decision in runs[0]}) > 1

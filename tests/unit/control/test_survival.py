@@ -1,0 +1,281 @@
+"""Survival estimates against truths that are drawn from."""
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from operator import mul
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
+from vllm_mtp.records import DecodeRequest, RequestOutcome
+
+TRUTH = [0.85, 0.6, 0.5, 0.4]
+"""Conditional acceptance by position."""
+K_MAX = len(TRUTH)
+
+
+def survived(conditional: Sequence[float]) -> list[float]:
+    return list(accumulate(conditional, mul))
+
+
+def draw(conditional: Sequence[float], draft_length: int, rng: random.Random) -> int:
+    """Accepted draft tokens."""
+    accepted = 0
+    while accepted < draft_length and rng.random() < conditional[accepted]:
+        accepted += 1
+    return accepted
+
+
+def teach(
+    model: SurvivalModel,
+    truths: dict[str, Sequence[float]],
+    num_steps: int,
+    rng: random.Random,
+    draft_length: int = K_MAX,
+) -> None:
+    """Draft for every request in every step."""
+    for request_id in truths:
+        model.see(DecodeRequest(request_id, 100))
+    for _ in range(num_steps):
+        model.observe(
+            [
+                RequestOutcome(i, draft_length, draw(truth, draft_length, rng))
+                for i, truth in truths.items()
+            ]
+        )
+
+
+def share_of_truths_held(z: float) -> float:
+    """Engines of ten alike requests, each observed for 40 steps."""
+    held = []
+    for seed in range(60):
+        model = SurvivalModel(K_MAX)
+        teach(model, {f"r{i}": TRUTH for i in range(10)}, 40, random.Random(seed))
+        intervals = model.intervals_of(DecodeRequest("r0", 100), z)
+        held += [
+            interval.lower <= true <= interval.upper
+            for interval, true in zip(intervals, survived(TRUTH), strict=True)
+        ]
+    return sum(held) / len(held)
+
+
+def test_intervals_hold_the_truth_at_least_as_often_as_they_say() -> None:
+    """They also allow for a drift, which is not there: so rather more often."""
+    assert share_of_truths_held(1.96) >= 0.95
+    assert 0.68 <= share_of_truths_held(1.0) <= 0.92
+
+
+def test_intervals_are_narrow_enough_to_be_of_use() -> None:
+    model = SurvivalModel(K_MAX)
+    teach(model, {"r": TRUTH}, 400, random.Random(1))
+    interval = model.intervals_of(DecodeRequest("r", 100))[0]
+    assert interval.upper - interval.lower < 0.3
+
+
+def test_intervals_narrow_as_drafts_come_in() -> None:
+    widths = []
+    for num_steps in (0, 10, 100):
+        model = SurvivalModel(K_MAX)
+        teach(model, {"r": TRUTH}, num_steps, random.Random(1))
+        first = model.intervals_of(DecodeRequest("r", 100))[0]
+        widths.append(first.upper - first.lower)
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_the_running_mean_comes_close_to_the_truth() -> None:
+    model = SurvivalModel(K_MAX)
+    rng = random.Random(3)
+    teach(model, {f"r{i}": TRUTH for i in range(32)}, 300, rng)
+    newcomer = model.survival_of(DecodeRequest("new", 100))
+    assert newcomer == pytest.approx(survived(TRUTH), abs=0.06)
+
+
+def test_a_request_is_shrunk_toward_the_others_until_it_has_shown_itself() -> None:
+    model = SurvivalModel(K_MAX)
+    rng = random.Random(2)
+    crowd = {f"r{i}": [0.8] * K_MAX for i in range(20)}
+    teach(model, crowd, 100, rng)
+    mean = model.survival_of(DecodeRequest("new", 100))[0]
+    assert mean == pytest.approx(0.8, abs=0.05)
+    estimates = []
+    for num_rejected in (1, 15, 80):
+        model.see(DecodeRequest("odd", 100))
+        model.keep_only(crowd)
+        model.see(DecodeRequest("odd", 100))
+        for _ in range(num_rejected):
+            model.observe(
+                [
+                    RequestOutcome("odd", 1, 0),
+                    *(RequestOutcome(i, 1, rng.random() < 0.8) for i in crowd),
+                ]
+            )
+        estimates.append(model.survival_of(DecodeRequest("odd", 100))[0])
+    little, more, much = estimates
+    assert little > more > much
+    assert little == pytest.approx(mean, abs=0.1)
+    assert much < 0.45
+    others = [model.survival_of(DecodeRequest(i, 100))[0] for i in crowd]
+    assert min(others) > much + 0.2
+
+
+def test_shrinkage_is_learned_from_the_spread_of_the_requests() -> None:
+    variances = []
+    for low, high in ((0.7, 0.7), (0.3, 0.95)):
+        model = SurvivalModel(K_MAX)
+        rng = random.Random(5)
+        truths = {f"r{i}": [low if i % 2 else high] * K_MAX for i in range(40)}
+        teach(model, truths, 200, rng)
+        variances.append(model.shift_variance)
+    alike, different = variances
+    assert different > 3 * alike
+
+
+def test_what_was_not_reached_says_nothing() -> None:
+    """Rejected at position 1: positions 2, 3, 4 were not examined."""
+    one, four = SurvivalModel(K_MAX), SurvivalModel(K_MAX)
+    for _ in range(20):
+        one.observe([RequestOutcome("r", 1, 0)])
+        four.observe([RequestOutcome("r", 4, 0)])
+    request = DecodeRequest("r", 0)
+    assert four.survival_of(request) == one.survival_of(request)
+
+
+def test_the_draft_length_does_not_bias_the_estimate() -> None:
+    """Acceptance per drafted token would fall with K; survival does not."""
+    found = []
+    for draft_length in (1, 2, 4):
+        model = SurvivalModel(K_MAX)
+        truths = {f"r{i}": [0.7] * K_MAX for i in range(32)}
+        teach(model, truths, 300, random.Random(4), draft_length)
+        found.append(model.survival_of(DecodeRequest("new", 100))[0])
+    assert found == pytest.approx([0.7] * 3, abs=0.05)
+
+
+def test_half_of_what_is_known_of_a_request_is_new_after_the_stated_half_life() -> None:
+    """Weak shrinkage and no drift: the request's own memory is what is left."""
+    half_life = 48.0
+    options = SurvivalOptions(
+        request_half_life_drafts=half_life, drift_variance=0.0, alarm_sigmas=1e9
+    )
+    model = SurvivalModel(1, options)
+    crowd = [f"r{i}" for i in range(200)]
+    model.see(DecodeRequest("r", 0))
+    rng = random.Random(6)
+
+    def step(accepted: bool) -> float:
+        outcomes = [RequestOutcome(i, 1, rng.random() < 0.5) for i in crowd[:80]]
+        model.observe([*outcomes, RequestOutcome("r", 1, accepted)])
+        return model.survival_of(DecodeRequest("r", 0))[0]
+
+    for number in range(600):
+        before = step(number % 10 != 0)
+    assert before > 0.75
+    after = [step(number % 10 == 0) for number in range(300)]
+    assert after[-1] < 0.25
+    # 0.9 and 0.1 weigh the same when half is forgotten.
+    crossing = next(i for i, estimate in enumerate(after) if estimate < 0.5)
+    assert half_life / 2 < crossing < 2 * half_life
+
+
+def test_an_abrupt_change_is_noticed_within_a_few_steps() -> None:
+    model = SurvivalModel(K_MAX)
+    rng = random.Random(7)
+    teach(model, {f"r{i}": [0.85] * K_MAX for i in range(16)}, 200, rng)
+    calm = model.num_alarms
+    assert calm <= 2
+    teach(model, {f"r{i}": [0.05] * K_MAX for i in range(16)}, 5, rng)
+    assert model.num_alarms > calm
+    assert model.survival_of(DecodeRequest("new", 100))[0] < 0.3
+
+
+def test_contexts_and_regimes_are_told_apart() -> None:
+    model = SurvivalModel(K_MAX)
+    rng = random.Random(8)
+    kinds = {
+        "short": (100, True, 0.9),
+        "long": (50_000, True, 0.6),
+        "sampled": (100, False, 0.35),
+    }
+    for name, (context, is_greedy, _) in kinds.items():
+        for i in range(8):
+            model.see(DecodeRequest(f"{name}{i}", context, is_greedy))
+    for _ in range(300):
+        model.observe(
+            [
+                RequestOutcome(f"{name}{i}", 2, draw([p, p], 2, rng))
+                for name, (_, _, p) in kinds.items()
+                for i in range(8)
+            ]
+        )
+    for context, is_greedy, probability in kinds.values():
+        newcomer = DecodeRequest("new", context, is_greedy)
+        assert model.survival_of(newcomer)[0] == pytest.approx(probability, abs=0.08)
+
+
+def test_a_large_batch_is_sampled_in_turn_so_that_nobody_is_left_out() -> None:
+    model = SurvivalModel(1, SurvivalOptions(max_outcomes=10))
+    for i in range(35):
+        model.see(DecodeRequest(f"r{i}", 0))
+    before = {i: model.survival_of(DecodeRequest(f"r{i}", 0))[0] for i in range(35)}
+    for _ in range(40):
+        model.observe([RequestOutcome(f"r{i}", 1, i % 2) for i in range(35)])
+    after = {i: model.survival_of(DecodeRequest(f"r{i}", 0))[0] for i in range(35)}
+    assert max(after[i] for i in range(0, 35, 2)) < min(
+        after[i] for i in range(1, 35, 2)
+    )
+    assert before[0] == before[1]
+
+
+def test_requests_that_are_gone_are_forgotten() -> None:
+    model = SurvivalModel(K_MAX)
+    teach(model, {"old": [0.1] * K_MAX, "kept": [0.9] * K_MAX}, 100, random.Random(0))
+    odd = model.survival_of(DecodeRequest("old", 100))
+    model.keep_only(["kept"])
+    assert set(model.class_of) == {"kept"}
+    assert model.survival_of(DecodeRequest("old", 100))[0] > odd[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from("abcdef"), st.integers(-2, 12), st.integers(-2, 12)
+            ),
+            max_size=6,
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_it_hears_it_answers_with_probabilities(
+    steps: list[list[tuple[str, int, int]]],
+) -> None:
+    """Unknown requests, more accepted than drafted, negative numbers."""
+    model = SurvivalModel(K_MAX)
+    for step in steps:
+        model.observe([RequestOutcome(*each) for each in step])
+    for name in "abz":
+        request = DecodeRequest(name, 0)
+        found = [1.0, *model.survival_of(request)]
+        assert all(0 <= low <= high for high, low in pairwise(found))
+        for interval, estimate in zip(
+            model.intervals_of(request), found[1:], strict=True
+        ):
+            assert 0 <= interval.lower <= interval.upper <= 1
+            # Classes are quantised, intervals are not.
+            assert interval.lower - 0.15 <= estimate <= interval.upper + 0.15
+
+
+def test_optimism_concerns_only_what_is_not_drafted() -> None:
+    model = SurvivalModel(K_MAX)
+    teach(model, {"r": [0.6] * K_MAX}, 50, random.Random(1), draft_length=2)
+    class_id = model.class_of["r"]
+    plain = model.survival_of_class(class_id)
+    bold = model.optimistic_survival_of_class(class_id, 1.0, 2)
+    assert bold[:2] == pytest.approx(plain[:2])
+    assert bold[2] > plain[2]
+    off = model.optimistic_survival_of_class(class_id, 1.0, 0)
+    assert off[0] > plain[0]
