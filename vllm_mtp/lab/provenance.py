@@ -28,7 +28,8 @@ def collect_provenance(command: Sequence[str]) -> dict[str, Any]:
     """
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        # Where the program lies on this machine helps nobody.
+        "command": [Path(command[0]).name, *command[1:]],
         "git": git_state(Path(__file__).parent),
         "versions": {"python": platform.python_version()}
         | {name: _installed_version(name) for name in PACKAGES},

@@ -130,7 +130,7 @@ def test_a_result_file_that_cannot_be_written_whole_leaves_the_old_one(
 
 
 def test_provenance_names_command_versions_and_machine() -> None:
-    facts = collect_provenance(["vllm-mtp", "demo"])
+    facts = collect_provenance(["/somewhere/bin/vllm-mtp", "demo"])
     assert facts["command"] == ["vllm-mtp", "demo"]
     assert facts["versions"]["torch"]
     assert facts["hardware"]["num_cores"] >= 1
