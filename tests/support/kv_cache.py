@@ -64,6 +64,38 @@ def _locate_slots(worker: Any) -> dict[str, LayerBytes]:
     return located
 
 
+class Unseen(NamedTuple):
+    """What the MTP layers have not seen because drafting was off."""
+
+    layers: frozenset[str]
+    # by request id, [num_tokens] int64 each
+    positions: dict[str, torch.Tensor]
+
+    def of(self, layer: str, request_id: str) -> torch.Tensor:
+        """Positions of a request that have no KV in a layer yet."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return (
+            self.positions.get(request_id, nothing) if layer in self.layers else nothing
+        )
+
+
+def _find_unseen(worker: Any) -> Unseen:
+    runner = worker.model_runner
+    drafter = getattr(runner, "drafter", None) or runner.speculator
+    is_v1 = hasattr(drafter, "_draft_attn_layer_names")
+    layers = (
+        drafter._draft_attn_layer_names if is_v1 else drafter.draft_attn_layer_names
+    )
+    store = drafter.unseen
+    positions = {}
+    if store is not None:
+        owners = torch.from_numpy(store._owners[: store.num_rows])
+        for request_id, number in store._numbers.items():
+            rows = (owners == number).nonzero()[:, 0]
+            positions[request_id] = store._positions[rows]
+    return Unseen(frozenset(layers), positions)
+
+
 class Owner(NamedTuple):
     """A running request between two steps."""
 
@@ -72,12 +104,18 @@ class Owner(NamedTuple):
 
 
 class SlotWatch:
-    """After each step: rejected slots are zero and committed slots are unchanged."""
+    """After each step: rejected slots are zero and committed slots are unchanged.
+
+    In the MTP layers, tokens that they have not seen yet, because drafting was off,
+    count as not committed until the catch-up.
+    """
 
     def __init__(self, llm: Any) -> None:
+        self._llm = llm
         self._reader = CacheReader(llm)
         self._block_size = llm.llm_engine.vllm_config.cache_config.block_size
         self._before = self._reader.read()
+        self._unseen = self._unseen_before = Unseen(frozenset(), {})
         self._owners: dict[str, Owner] = {}
         # What lay in a block when its owner got it: a former owner's tokens.
         self._inherited: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
@@ -87,15 +125,19 @@ class SlotWatch:
         self.num_committed_slots = 0
         self.num_inherited_slots = 0
         """Of the checked ones, those that a former owner filled."""
+        self.num_caught_up_slots = 0
+        """Slots of the MTP layers that were filled later, when drafting resumed."""
 
     def after_step(self, owners: dict[str, Owner]) -> None:
         """Compare the cache with what it was and with who owns what now."""
         now = self._reader.read()
+        (self._unseen,) = self._llm.collective_rpc(_find_unseen)
         for request_id, owner in owners.items():
             self._check_committed(request_id, owner, now)
             self._check_rejected(request_id, owner, now)
         self._owners = owners
         self._before = now
+        self._unseen_before = self._unseen
         owned = {(name, b) for name, owner in owners.items() for b in owner.blocks}
         self._inherited = {k: v for k, v in self._inherited.items() if k in owned}
 
@@ -109,13 +151,25 @@ class SlotWatch:
         last = self._owners.get(request_id)
         if last is None or owner.blocks[: len(last.blocks)] != last.blocks:
             return  # new, or preempted in between: nothing is kept
-        slots = self._slots(last.blocks)[: last.num_committed_tokens]
+        committed = self._slots(last.blocks)[: last.num_committed_tokens]
         for name, content in now.items():
+            slots = committed[self._seen(name, request_id, len(committed))]
             self.num_committed_slots += len(slots)
             if not content[slots].any(1).all():
                 self._report(request_id, name, "a committed slot is empty")
-            if not torch.equal(content[slots], self._before[name][slots]):
+            filled = self._unseen_before.of(name, request_id)
+            filled = committed[filled[filled < len(committed)]]
+            self.num_caught_up_slots += int(torch.isin(slots, filled).sum())
+            old = slots[~torch.isin(slots, filled)]
+            if not torch.equal(content[old], self._before[name][old]):
                 self._report(request_id, name, "a committed slot changed")
+
+    def _seen(self, name: str, request_id: str, num_tokens: int) -> torch.Tensor:
+        """``[num_tokens]`` bool: committed positions that a layer has run over."""
+        seen = torch.ones(num_tokens, dtype=torch.bool)
+        unseen = self._unseen.of(name, request_id)
+        seen[unseen[unseen < num_tokens]] = False
+        return seen
 
     def _check_rejected(
         self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
@@ -127,21 +181,27 @@ class SlotWatch:
                 self._inherited[request_id, block] = {
                     name: content[slots] for name, content in self._before.items()
                 }
-        free = self._slots(owner.blocks)[owner.num_committed_tokens :]
+        slots = self._slots(owner.blocks)
         for name, content in now.items():
+            kept = torch.zeros(len(slots), dtype=torch.bool)
+            kept[: owner.num_committed_tokens] = self._seen(
+                name, request_id, owner.num_committed_tokens
+            )
+            free = slots[~kept]
             inherited = torch.cat(
                 [self._inherited[request_id, block][name] for block in blocks]
-            )[owner.num_committed_tokens :]
+            )[~kept]
             self.num_checked_slots += len(free)
             self.num_inherited_slots += int(inherited.any(1).sum())
             written = content[free].any(1) & (content[free] != inherited).any(1)
             if written.any():
-                places = written.nonzero()[:, 0] + owner.num_committed_tokens
+                places = (~kept).nonzero()[:, 0][written]
                 self._report(
                     request_id,
                     name,
                     f"positions {places.tolist()} are not committed "
-                    f"({owner.num_committed_tokens} tokens are), yet not zero",
+                    f"({owner.num_committed_tokens} tokens are) or not seen yet, "
+                    "and not zero",
                 )
 
     def _report(self, request_id: str, layer: str, what: str) -> None:
