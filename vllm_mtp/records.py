@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
-MIN_CATCH_UP_TOKENS = 128
+MIN_CATCH_UP_TOKENS = 32
 CATCH_UP_TOKENS_PER_REQUEST = 4
 """When drafting resumes a step catches up on so many tokens, and on a single request in
 any case. They pass one layer where the step's own rows pass all."""
@@ -85,6 +85,12 @@ class StepOutcome:
     num_catch_up_tokens: int = 0
     """Tokens that the MTP layers had not seen while drafting was off, and saw in this
     step before they drafted."""
+
+    compared: tuple[RequestOutcome, ...] = ()
+    """Requests that had a draft of which nothing was verified (K = 0): one token each,
+    accepted if it is the one that the target then sampled. Of a draft that was chosen
+    greedily this tells as much as a verification, for no rows. Known where drafts come
+    back to the scheduler (sync scheduling)."""
 
     @property
     def num_draft_tokens(self) -> int:

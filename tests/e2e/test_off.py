@@ -6,6 +6,8 @@ must be accepted as far in the one as in the other, so the KV that the catch-up 
 is that which would have been there.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ import pytest
 from tests.support.engine_jobs import JobResult, Jobs, accepted_by_step, run_jobs
 from tests.support.engines import engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
-from tests.support.watch import play_script
+from tests.support.watch import play_script, record_outcomes, scheduler_of
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
 from vllm_mtp.integration import pause
+from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 ENGINE: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 192}
@@ -106,3 +109,52 @@ def test_the_last_tokens_before_the_models_end_are_drafted_like_any_other() -> N
     wanted = sum(r.acceptance_length for r in drafted)
     # The first token comes from the prompt's pass, the last may find no room.
     assert room - 2 <= wanted + 1 <= room + 3
+
+
+class OneDeepController:
+    """Drafts one token in every step; it is verified, or only compared."""
+
+    def __init__(self, draft_length: int) -> None:
+        self.draft_length = draft_length
+
+    def may_draft(self) -> bool:
+        return True
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        lengths = {request.request_id: self.draft_length for request in requests}
+        return DraftDecision(1, lengths, "test")
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Recorded around it."""
+
+
+def accepted_of_each(
+    draft_length: int, prompts: Sequence[Sequence[int]]
+) -> dict[int, list[int]]:
+    """Whether each draft token was accepted, in order, by request."""
+    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=SPECULATION) as llm:
+        scheduler_of(llm).controller = OneDeepController(draft_length)
+        recorder = record_outcomes(llm)
+        greedy(llm, prompts, 60)
+    accepted: dict[int, list[int]] = defaultdict(list)
+    for outcome in recorder.outcomes:
+        examined = outcome.requests if draft_length else outcome.compared
+        assert not (outcome.compared if draft_length else outcome.requests)
+        for request in examined:
+            number = int(request.request_id.split("-")[0])
+            accepted[number].append(request.num_accepted_tokens)
+    return accepted
+
+
+def test_a_draft_that_is_only_compared_tells_what_its_verification_would() -> None:
+    prompts = heldout_prompts(5, max_tokens=48)
+    verified, compared = (accepted_of_each(k, prompts) for k in (1, 0))
+    assert verified.keys() == compared.keys()
+    for request, outcomes in verified.items():
+        # An accepted token takes its own position's comparison with it.
+        place = 0
+        for accepted in outcomes[:-1]:
+            assert accepted == compared[request][place]
+            place += 1 + accepted
+    flags = [flag for flags in compared.values() for flag in flags]
+    assert 0.3 < sum(flags) / len(flags) < 0.95

@@ -17,7 +17,8 @@ CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
 TINY = [
     *("--workload", "code,phases", "--concurrency", "2", "--temperature", "0"),
     *("--context", "short", "--draft-lengths", "1", "--repeats", "2"),
-    *("--round-seconds", "0.05", "--kv-cache-mib", "32"),
+    *("--round-seconds", "0.05", "--settle-seconds", "0.1"),
+    *("--kv-cache-mib", "32"),
 ]
 ENVIRON = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
 

@@ -160,9 +160,16 @@ def grid(
         float,
         typer.Option(
             help="Decode time of a round without speculation. All contenders generate "
-            "as many tokens as that takes, at least 32 for each request."
+            "as many tokens as that takes, at least 40 for each request."
         ),
     ] = 1.2,
+    settle_seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long mtp_plus serves each cell before its rounds are timed, as "
+            "on a server that has been up for a while."
+        ),
+    ] = 20.0,
     model: Annotated[
         str | None,
         typer.Option(
@@ -226,6 +233,7 @@ def grid(
             draft_lengths=parse_list("draft-lengths", draft_lengths, int),
             num_repeats=repeats,
             round_seconds=round_seconds,
+            settle_seconds=settle_seconds,
             model=model,
             dtype=dtype,
             long_context_tokens=long_context,

@@ -31,8 +31,10 @@ _CONTEXT_BOUNDS = (1024, 4096, 16384, 65536)
 
 _HALF_LIFE_STEPS = 10000.0
 """Of what is known about a kind of step that is never visited again."""
-_LEVEL_VARIANCE = 2e-6
-"""Growth, in each step, of the variance of all times together, as a fraction."""
+_LEVEL_VARIANCE = 2e-4
+"""Growth, in each step, of the variance of all times together, as a fraction. On a
+shared machine the speed wanders by several percent within seconds (its Allan deviation
+is flat): a draft length that was tried in a bad moment must not seem dear for ever."""
 _MAX_PENDING = 32
 """Equal steps in a row are averaged, at most so many."""
 _FIRST_STEPS = 20
@@ -250,7 +252,7 @@ class CostModel:
             block.times.age(
                 self._shape,
                 1.0 - math.exp(-self._forget * elapsed),
-                min(_LEVEL_VARIANCE * elapsed, 0.01),
+                min(_LEVEL_VARIANCE * elapsed, 0.03),
             )
             relative = pending.total / pending.num_steps
             # Neighbouring steps are disturbed by the same things: a hundred of them

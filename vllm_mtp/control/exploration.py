@@ -15,6 +15,8 @@ class ExplorationOptions(NamedTuple):
 
     fraction: float = 0.010
     """Of the time that probes may cost in the long run."""
+    comparing_fraction: float = 0.006
+    """The same while nothing is verified, if drafts can be compared: cheaper probes."""
     grant_steps: float = 4.0
     """Budget at the start, in step times."""
     grant_lasts_steps: int = 200
@@ -59,11 +61,17 @@ class ExplorationBudget:
         """Acceptance has changed: look closer now."""
         self._urgent_steps_left = self.options.urgent_steps
 
-    def earn(self) -> None:
-        """A step has passed."""
+    def earn(self, is_comparing: bool = False) -> None:
+        """A step has passed.
+
+        Args:
+            is_comparing: Probes compare drafts and verify none.
+        """
         options = self.options
         if self.saved_steps < options.max_saved_steps:
-            self.saved_steps += options.fraction
+            self.saved_steps += (
+                options.comparing_fraction if is_comparing else options.fraction
+            )
         self._steps_since_probe += 1
         self._grant_steps_left = max(self._grant_steps_left - 1, 0)
         self._urgent_steps_left = max(self._urgent_steps_left - 1, 0)

@@ -12,6 +12,7 @@ def make_controller(
     config: MTPPlusConfig,
     max_draft_length: int,
     depths: tuple[int, ...] | None = None,
+    compares_drafts: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
 
@@ -19,6 +20,7 @@ def make_controller(
         config: our options.
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
+        compares_drafts: outcomes hold drafts that were compared, not verified.
     """
     if config.controller == "random":
         return RandomController(max_draft_length, config.controller_seed)
@@ -28,7 +30,12 @@ def make_controller(
         return ThresholdController(max_draft_length)
     latency_s = None if config.max_tpot_ms is None else config.max_tpot_ms / 1e3
     return GoodputController(
-        max_draft_length, GoodputOptions(max_token_latency_s=latency_s, depths=depths)
+        max_draft_length,
+        GoodputOptions(
+            max_token_latency_s=latency_s,
+            depths=depths,
+            compares_drafts=compares_drafts,
+        ),
     )
 
 

@@ -11,7 +11,8 @@ next, belong to one decision: both are in the time that a plan is divided by.
 Stable: another depth must promise ``margin`` more, and drafting after a pause must
 earn back what catching up costs. Curious: plans that would be the best if luck is with
 them are tried for a step or two, within a budget (`exploration`). Never lost at K = 0:
-without drafts acceptance grows uncertain, so now and then one token is drafted.
+without drafts acceptance grows uncertain, so now and then one token is drafted, and
+verified or, where that is possible and cheaper, compared with what the target samples.
 
 Deterministic: the same calls give the same decisions, on every rank.
 """
@@ -31,6 +32,7 @@ from vllm_mtp.records import (
     MIN_CATCH_UP_TOKENS,
     DecodeRequest,
     DraftDecision,
+    RequestOutcome,
     StepOutcome,
 )
 
@@ -52,6 +54,8 @@ class GoodputOptions(NamedTuple):
     depths: tuple[int, ...] | None = None
     """Allowed depths, rising: those with CUDA graphs, or the one that data-parallel
     ranks agree on. None for all up to the bound."""
+    compares_drafts: bool = False
+    """Outcomes tell how drafts would have done of which nothing was verified."""
     survival: SurvivalOptions = SurvivalOptions()
     exploration: ExplorationOptions = ExplorationOptions()
     cost_prior: CostPrior = CostPrior()
@@ -95,8 +99,13 @@ class GoodputController:
         self._times: ExpectedTimes | None = None
         self._probe: Plan | None = None
         """What would be tried next."""
+        self._compares = False
+        """That probe drafts but verifies nothing."""
+        self._usual_price = 0.0
+        """Of that probe when it was found; asked for anew when it begins."""
         self._probing = self._lengths
         """What is being tried."""
+        self._probing_compares = False
         self._probe_steps_left = 0
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
@@ -115,7 +124,7 @@ class GoodputController:
             or not self._can_be_off
             or self.plan.depth > 0
             or self._probe_steps_left > 0
-            or (self._probe is not None and self.budget.can_pay(self._probe_price()))
+            or (self._probe is not None and self.budget.can_pay(self._usual_price))
         )
         return self._may_draft
 
@@ -135,7 +144,10 @@ class GoodputController:
             classes = self._classes(requests, ids)
             chosen = dict(zip(ids, map(lengths.__getitem__, classes), strict=True))
         if reason == "probe" and self._is_off:
-            self._keep_a_sample(chosen, requests)
+            if self._probing_compares:
+                chosen = dict.fromkeys(ids, 0)
+            else:
+                self._keep_a_sample(chosen, requests)
         depth = lengths.plan.depth
         if pins.count(None) != len(pins):
             depth = self._apply_pins(chosen, requests, depth)
@@ -191,7 +203,7 @@ class GoodputController:
 
     def _choose(self) -> tuple[_Lengths, str]:
         assert self.plan is not None
-        self.budget.earn()
+        self.budget.earn(self._is_off and self.options.compares_drafts)
         if not self._may_draft:
             return _Lengths(_OFF, self.survival), "off"
         if self._probe is not None and self._probe_steps_left == 0:
@@ -211,6 +223,7 @@ class GoodputController:
         self._probe_steps_left = 1 if self._is_off else 2
         self.num_probes += 1
         self._probing = _Lengths(probe, self.survival)
+        self._probing_compares = self._compares
         self._probe = None
 
     @property
@@ -220,7 +233,16 @@ class GoodputController:
     def _probe_price(self) -> float:
         """Time lost by the probe, in steps of the best plan."""
         assert self._probe is not None
+        if self._compares:
+            return self._price_of_comparing(self._probe)
         return self._price(self._probe)
+
+    def _price_of_comparing(self, probe: Plan) -> float:
+        assert self.plan is not None
+        assert self._times is not None
+        drafting_s = self._times.uniform(0, probe.depth).seconds - self.plan.seconds
+        lost_s = drafting_s + self._catch_up_s(len(self._seen))
+        return max(lost_s, 0.0) / self.plan.seconds
 
     def _price(self, probe: Plan) -> float:
         assert self.plan is not None
@@ -252,8 +274,9 @@ class GoodputController:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step; look for a better plan every few."""
-        is_promising = self._is_off and self._is_promising(outcome)
-        jump = self.survival.observe(outcome.requests)
+        examined = (*outcome.requests, *outcome.compared)
+        is_promising = self._is_off and self._is_promising(examined)
+        jump = self.survival.observe(examined)
         if jump:
             self._replan_steps = 1
         if jump > 0 or is_promising:
@@ -265,20 +288,20 @@ class GoodputController:
         if self._seen and (is_due or self.budget.is_urgent):
             self._replan()
 
-    def _is_promising(self, outcome: StepOutcome) -> bool:
+    def _is_promising(self, examined: Sequence[RequestOutcome]) -> bool:
         """Whether a probe from K = 0 accepted so much that drafting may pay now.
 
         A single request shows one token in a probe: too little for an alarm, enough
         for another look.
         """
-        if not outcome.requests or self._times is None:
+        if not examined or self._times is None:
             return False
-        num_accepted = sum(r.num_accepted_tokens > 0 for r in outcome.requests)
+        num_accepted = sum(r.num_accepted_tokens > 0 for r in examined)
         one_s, off_s = (self._times.uniform(k, k).seconds for k in (1, 0))
-        needed = len(outcome.requests) * (one_s / off_s - 1.0)
+        needed = len(examined) * (one_s / off_s - 1.0)
         expected: float = sum(
             self.survival.survival_of_class(class_id)[0]
-            for request_id, *_ in outcome.requests
+            for request_id, *_ in examined
             if (class_id := self.survival.class_of.get(request_id)) is not None
         )
         # Some deviations of a Poisson variable, and a little for the smallest batch.
@@ -301,6 +324,7 @@ class GoodputController:
         before = self.plan
         self._adopt(self._prefer_current(found))
         self._probe = self._worth_a_probe(found) if batch.groups else None
+        self._usual_price = self._probe_price() if self._probe else 0.0
         assert self.plan is not None
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = (
@@ -377,6 +401,7 @@ class GoodputController:
     def _worth_a_probe(self, found: list[Plan]) -> Plan | None:
         """What may well beat the plan, cheapest for what it promises."""
         assert self.plan is not None
+        self._compares = False
         needed = self.plan.goodput * (1 + self.options.margin)
         slowest = self.plan.seconds * self.options.exploration.max_slowdown
         others = [
@@ -386,6 +411,13 @@ class GoodputController:
             and (p.depth, p.is_uniform) != (self.plan.depth, self.plan.is_uniform)
         ]
         hopeful = [p for p in others if p.optimistic_goodput > needed]
+        if self._is_off and self.options.compares_drafts and not self.budget.is_urgent:
+            # What may be better if more is accepted is compared first. What would be
+            # if only it were faster must be run.
+            hopeful = [p for p in hopeful if p.bold_goodput > needed]
+            self._compares = not hopeful
+            if not hopeful:
+                return min(others, key=self._price_of_comparing, default=None)
         if hopeful:
             return max(
                 hopeful,

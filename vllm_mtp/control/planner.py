@@ -53,6 +53,8 @@ class Plan(NamedTuple):
     """Tokens per second if acceptance and cost are as good as they may well be."""
     worst_acceptance_length: float = 1.0
     """Expected acceptance length of the request that gets least from the plan."""
+    bold_s: float = 1.0
+    """Step time if cost is as good as it may well be."""
 
     @property
     def is_uniform(self) -> bool:
@@ -62,6 +64,11 @@ class Plan(NamedTuple):
     def goodput(self) -> float:
         """Expected committed tokens per second."""
         return self.tokens / self.seconds
+
+    @property
+    def bold_goodput(self) -> float:
+        """Tokens per second if cost alone is as good as it may well be."""
+        return self.tokens / self.bold_s
 
     @property
     def worst_token_latency_s(self) -> float:
@@ -165,7 +172,7 @@ def _uniform(
         num_draft_tokens = base.num_draft_tokens + depth * base.num_free
         seconds, doubt = times.mixed(num_draft_tokens / base.num_requests, depth)
     bold_s = seconds * (1.0 - min(optimism * doubt, _MAX_BOLDNESS))
-    return Plan(depth, 0.0, tokens, seconds, optimistic / bold_s, worst)
+    return Plan(depth, 0.0, tokens, seconds, optimistic / bold_s, worst, bold_s)
 
 
 def _mixed(
@@ -208,7 +215,8 @@ def _mixed(
     for group in batch.groups:
         served = sum(s for s in group.survival[:depth] if s >= cut)
         worst = min(worst, 1.0 + served)
-    yield Plan(depth, cut, goodputs[best] * seconds, seconds, lucky / bold_s, worst)
+    tokens_there = goodputs[best] * seconds
+    yield Plan(depth, cut, tokens_there, seconds, lucky / bold_s, worst, bold_s)
 
 
 def _interpolated(curve: Sequence[float], halves: float) -> float:

@@ -6,12 +6,13 @@ A trace is a text file of JSON lines, one object each::
      "provenance": {..}, "columns": {..}}
     {"decision": 0, "depth": 3, "reason": "exploit",
      "requests": [[0, 512, 1, null, 3, 0], ..], "survival": [[0.8, 0.61, ..], ..]}
-    {"outcome": 0, "step_time_s": 0.0123, .., "requests": [[0, 3, 2], ..]}
+    {"outcome": 0, "step_time_s": 0.0123, .., "requests": [[0, 3, 2], ..],
+     "compared": [[1, 1, 0], ..]}
 
-The header names the columns of ``requests``. Requests are anonymous: numbers in the
-order in which they appeared. ``survival`` holds each distinct estimate of the decision
-once, the last column of a request is an index into it (null without a survival model).
-The other fields of an outcome are those of `StepOutcome`.
+The header names the columns of ``requests``; ``compared`` has the same. Requests are
+anonymous: numbers in the order in which they appeared. ``survival`` holds each distinct
+estimate of the decision once, the last column of a request is an index into it (null
+without a survival model). The other fields of an outcome are those of `StepOutcome`.
 
 Decisions and outcomes are numbered apart, each from 0: a decision's drafts are verified
 in the step after it, a step that only prefills has an outcome but no decision, and
@@ -177,6 +178,7 @@ class TracingController:
             "step_time_s": round(outcome.step_time_s, 7),
             **{name: getattr(outcome, name) for name in OUTCOME_FIELDS},
             "requests": [(of(i), drafted, ok) for i, drafted, ok in outcome.requests],
+            "compared": [(of(i), drafted, ok) for i, drafted, ok in outcome.compared],
         }
 
     def _write(self, line: Mapping[str, Any]) -> None:

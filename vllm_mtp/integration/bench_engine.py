@@ -9,6 +9,9 @@ outlives a benchmark that was killed::
     {"command": "tokenize", "texts": [...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4, "is_split": false}
+    {"command": "begin", "waves": ..., "concurrency": ...}   then "step" until is_done,
+    {"command": "step"}                                      then "result"
+    {"command": "result"}
     {"command": "stop"}
 
 An answer with ``error`` is the last one. The engine is vLLM's own ``LLMEngine``; what
@@ -39,6 +42,8 @@ from vllm.v1.sample import rejection_sampler
 
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_split import Parts, timed_parts
+
+COMMANDS = ("tokenize", "round", "begin", "step", "result")
 
 
 @dataclass
@@ -79,7 +84,9 @@ class Clock:
     """Steps, their time and their tokens.
 
     The *decode* figures are of the steps in which every running request has had its
-    first token: what a prompt costs is not in them.
+    first token: what a prompt costs is not in them. The *full* figures are of those
+    of them in which as many requests run as the round is about: how a batch drains
+    depends on which request is slow, and is another concurrency.
     """
 
     seconds: float = 0.0
@@ -90,9 +97,17 @@ class Clock:
     decode_steps: int = 0
     decode_request_steps: int = 0
     """Running requests, summed over these steps."""
+    full_seconds: float = 0.0
+    full_tokens: int = 0
+    full_steps: int = 0
 
     def add(
-        self, seconds: float, num_tokens: int, num_requests: int, is_decode: bool
+        self,
+        seconds: float,
+        num_tokens: int,
+        num_requests: int,
+        is_decode: bool,
+        is_full: bool,
     ) -> None:
         """Take note of one step."""
         self.seconds += seconds
@@ -103,6 +118,61 @@ class Clock:
             self.decode_tokens += num_tokens
             self.decode_steps += 1
             self.decode_request_steps += num_requests
+        if is_decode and is_full:
+            self.full_seconds += seconds
+            self.full_tokens += num_tokens
+            self.full_steps += 1
+
+
+class Round:
+    """Requests that are served step by step."""
+
+    def __init__(
+        self,
+        bench: "BenchEngine",
+        waves: Sequence[Sequence[Mapping[str, Any]]],
+        concurrency: int,
+    ) -> None:
+        self.clock = Clock()
+        self.parts: Parts | None = None
+        self._bench = bench
+        self._concurrency = concurrency
+        self._waves = deque(waves)
+        self._queue: deque[Mapping[str, Any]] = deque()
+        self._token_ids: list[list[int]] = []
+        """New ones of each request, in the order in which they began."""
+        self._running: dict[str, int] = {}
+        self._prefilling: set[str] = set()
+
+    def step(self) -> bool:
+        """Let the engine do one step; returns whether there is more to do."""
+        if not self._queue and not self._running and self._waves:
+            self._queue.extend(self._waves.popleft())
+        started_at_s = time.perf_counter()
+        while self._queue and len(self._running) < self._concurrency:
+            name = self._bench.add_request(self._queue.popleft())
+            self._running[name] = len(self._token_ids)
+            self._token_ids.append([])
+            self._prefilling.add(name)
+        is_decode = not self._prefilling
+        if self.parts is not None:
+            self.parts.is_counting = is_decode
+        num_tokens, num_requests = 0, len(self._running)
+        for output in self._bench.engine.step():
+            new = output.outputs[0].token_ids
+            num_tokens += len(new)
+            self._token_ids[self._running[output.request_id]] += new
+            self._prefilling.discard(output.request_id)
+            if output.finished:
+                del self._running[output.request_id]
+        seconds = time.perf_counter() - started_at_s
+        is_full = num_requests == self._concurrency
+        self.clock.add(seconds, num_tokens, num_requests, is_decode, is_full)
+        return bool(self._running or self._queue or self._waves)
+
+    def texts_sha256(self) -> str:
+        """Fingerprint of all new token ids."""
+        return hashlib.sha256(json.dumps(self._token_ids).encode()).hexdigest()
 
 
 class BenchEngine:
@@ -123,6 +193,7 @@ class BenchEngine:
         if current_platform.is_cpu():
             mends.mend_expand_kernel()
         self.num_requests = 0
+        self._round: Round | None = None
         # As vLLM's server does: what lives for ever need not be looked through.
         gc.collect()
         gc.freeze()
@@ -148,69 +219,63 @@ class BenchEngine:
         encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return {"token_ids": encoded}
 
+    def begin(
+        self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
+    ) -> dict[str, Any]:
+        """Take a round's requests; nothing runs yet.
+
+        Args:
+            waves: requests: ``prompt`` (token ids), ``sampling`` (of
+                ``SamplingParams``, or ``allowed_range``: first and last token id).
+            concurrency: requests in the engine; as one ends the next begins, and a
+                wave begins when the last is over.
+        """
+        gc.collect()
+        self.totals.clear()
+        self._round = Round(self, waves, concurrency)
+        return {}
+
+    def step(self) -> dict[str, Any]:
+        """One step of the round."""
+        assert self._round is not None, "step before begin"
+        is_done = not self._round.step()
+        return {"is_done": is_done, "seconds": self._round.clock.seconds}
+
+    def result(self) -> dict[str, Any]:
+        """What was counted in the round, which is over."""
+        assert self._round is not None, "result before begin"
+        ended, self._round = self._round, None
+        return {
+            **asdict(ended.clock),
+            **asdict(self.totals),
+            "texts_sha256": ended.texts_sha256(),
+            "decode_split_seconds": ended.parts and ended.parts.seconds,
+            **_memory(),
+        }
+
     def round(
         self,
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         is_split: bool,
     ) -> dict[str, Any]:
-        """Serve all requests, so many at a time; a wave begins when the last is over.
+        """A whole round without a pause.
 
         Args:
-            waves: requests: ``prompt`` (token ids), ``sampling`` (of
-                ``SamplingParams``, or ``allowed_range``: first and last token id).
-            concurrency: requests in the engine; as one ends the next begins.
+            waves: see ``begin``.
+            concurrency: see ``begin``.
             is_split: also time the parts of a step, which costs a little.
         """
-        gc.collect()
-        self.totals.clear()
-        clock, token_ids = Clock(), []
+        self.begin(waves, concurrency)
+        assert self._round is not None
         with timed_parts(self._runner if is_split else None) as parts:
-            for requests in waves:
-                token_ids.append(self._serve(requests, concurrency, clock, parts))
-        return {
-            **asdict(clock),
-            **asdict(self.totals),
-            "texts_sha256": hashlib.sha256(json.dumps(token_ids).encode()).hexdigest(),
-            "decode_split_seconds": parts and parts.seconds,
-            **_memory(),
-        }
+            self._round.parts = parts
+            while self._round.step():
+                pass
+        return self.result()
 
-    def _serve(
-        self,
-        requests: Sequence[Mapping[str, Any]],
-        concurrency: int,
-        clock: Clock,
-        parts: Parts | None,
-    ) -> list[list[int]]:
-        """The new token ids of each request."""
-        queue = deque(enumerate(requests))
-        token_ids: list[list[int]] = [[] for _ in requests]
-        running: dict[str, int] = {}
-        prefilling: set[str] = set()
-        while queue or running:
-            started_at_s = time.perf_counter()
-            while queue and len(running) < concurrency:
-                index, request = queue.popleft()
-                name = self._add(request)
-                running[name] = index
-                prefilling.add(name)
-            is_decode = not prefilling
-            if parts is not None:
-                parts.is_counting = is_decode
-            num_tokens, num_requests = 0, len(running)
-            for output in self.engine.step():
-                new = output.outputs[0].token_ids
-                num_tokens += len(new)
-                token_ids[running[output.request_id]] += new
-                prefilling.discard(output.request_id)
-                if output.finished:
-                    del running[output.request_id]
-            seconds = time.perf_counter() - started_at_s
-            clock.add(seconds, num_tokens, num_requests, is_decode)
-        return token_ids
-
-    def _add(self, request: Mapping[str, Any]) -> str:
+    def add_request(self, request: Mapping[str, Any]) -> str:
+        """Queue a request; returns its name."""
         self.num_requests += 1
         name = str(self.num_requests)
         options = dict(request["sampling"])
@@ -266,8 +331,8 @@ def _answers(commands: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield engine.facts()
             continue
         assert engine is not None, f"{command} before start"
-        obey = engine.tokenize if command == "tokenize" else engine.round
-        yield obey(**arguments)
+        assert command in COMMANDS, command
+        yield getattr(engine, command)(**arguments)
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def _without_draft_rows(runner: Any) -> Callable[..., Any]:
 
     @lru_cache(maxsize=64)
     def parts(num_reqs: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-        ends = torch.arange(1, num_reqs + 1, dtype=torch.int32, device=device)
-        return [0] * num_reqs, torch.zeros_like(ends), ends
+        rows = torch.arange(num_reqs + 1, dtype=torch.int32, device=device)
+        return [0] * num_reqs, torch.zeros_like(rows[1:]), rows
 
     def calc_spec_decode_metadata(
         num_draft_tokens: np.ndarray[Any, Any],
@@ -80,15 +80,15 @@ def _without_draft_rows(runner: Any) -> Callable[..., Any]:
     ) -> Any:
         if num_draft_tokens.any():
             return original(num_draft_tokens, cu_num_scheduled_tokens)
-        zeros, no_drafts, ends = parts(len(num_draft_tokens))
+        zeros, no_drafts, rows = parts(len(num_draft_tokens))
         last_rows = torch.from_numpy(cu_num_scheduled_tokens - 1)
         return SpecDecodeMetadata(
             draft_token_ids=nothing,
             num_draft_tokens=zeros,
             cu_num_draft_tokens=no_drafts,
-            cu_num_sampled_tokens=ends,
+            cu_num_sampled_tokens=rows[1:],
             target_logits_indices=nowhere,
-            bonus_logits_indices=ends - 1,
+            bonus_logits_indices=rows[:-1],
             logits_indices=last_rows.to(device, non_blocking=True),
         )
 

@@ -47,6 +47,7 @@ class StepOutcomes:
         self._drafts_after_output = drafts_after_output
         self._under_way: deque[tuple[ScheduledStep, float]] = deque()
         self._requests: list[RequestOutcome] = []
+        self._compared: list[RequestOutcome] = []
         self._last_output_at_s = 0.0
         self._last: ScheduledStep | None = None
 
@@ -57,6 +58,10 @@ class StepOutcomes:
         """A request's drafts were verified in the step whose output is here."""
         self._requests.append(outcome)
 
+    def add_compared(self, request_id: str, is_same: bool) -> None:
+        """A request's draft was not verified; was it what the target sampled?"""
+        self._compared.append(RequestOutcome(request_id, 1, int(is_same)))
+
     def take(self) -> StepOutcome:
         """The oldest step's outcome; its output is here."""
         step, began_at_s = self._under_way.popleft()
@@ -66,6 +71,7 @@ class StepOutcomes:
         drafting = (self._last or step) if self._drafts_after_output else step
         self._last = step
         requests, self._requests = tuple(self._requests), []
+        compared, self._compared = tuple(self._compared), []
         return StepOutcome(
             requests=requests,
             num_requests=step.num_requests,
@@ -76,6 +82,7 @@ class StepOutcomes:
             num_prefill_tokens=step.num_prefill_tokens,
             num_context_tokens=step.num_context_tokens,
             num_catch_up_tokens=drafting.num_catch_up_tokens,
+            compared=compared,
         )
 
 

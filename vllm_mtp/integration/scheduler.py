@@ -41,9 +41,10 @@ _GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily."""
 
 
-def _controller_of(vllm_config: Any) -> Controller:
+def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
     own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
-    controller = make_controller(own, bound, _allowed_depths(vllm_config))
+    depths = _allowed_depths(vllm_config)
+    controller = make_controller(own, bound, depths, compares_drafts)
     if own.trace_path is None:
         return controller
     path = trace_path(own.trace_path, vllm_config)
@@ -86,13 +87,18 @@ class _ControlledScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.controller = _controller_of(self.vllm_config)
+        self.controller = _controller_of(self.vllm_config, self._can_compare_drafts())
         is_async = isinstance(self, AsyncScheduler)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}
+        self._still_waiting: frozenset[str] = frozenset()
+        """Requests whose drafts of this step are made without all of their KV."""
         self._traits: dict[str, _RequestTraits] = {}
         self._max_lookahead = self.num_lookahead_tokens
+
+    def _can_compare_drafts(self) -> bool:
+        return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         may_draft = self.controller.may_draft() or self._is_any_pinned()
@@ -150,6 +156,7 @@ class _ControlledScheduler(Scheduler):
         caught_up = self._rest_or_catch_up(scheduler_output, depth)
         self._draft_lengths.update(decision.num_draft_tokens)
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
+        self._still_waiting = caught_up.still_waiting
         self._outcomes.begin(
             ScheduledStep(
                 len(scheduler_output.num_scheduled_tokens),
@@ -245,10 +252,55 @@ class _ControlledScheduler(Scheduler):
 class MTPPlusScheduler(_ControlledScheduler):
     """Sync scheduling: drafts come back to the scheduler between two steps."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._not_verified: dict[str, int] = {}
+        """First draft token of requests that have none verified."""
+
+    def _can_compare_drafts(self) -> bool:
+        # Drawn drafts agree with what the target draws less often than they would be
+        # accepted.
+        speculation = self.vllm_config.speculative_config
+        return bool(speculation.draft_sample_method == "greedy")
+
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
         for request_id in draft_token_ids.req_ids:
+            self._note_draft(request_id)
             self._cut_draft(request_id)
+
+    def _note_draft(self, request_id: str) -> None:
+        if self._draft_lengths.get(request_id) or request_id in self._still_waiting:
+            return
+        request = self.requests.get(request_id)
+        if request is not None and request.spec_token_ids:
+            self._not_verified[request_id] = request.spec_token_ids[0]
+
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> Any:
+        if self._not_verified:
+            self._compare(scheduler_output, model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _compare(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> None:
+        """Whether the target sampled what was drafted and not verified."""
+        index = model_runner_output.req_id_to_index
+        verified = scheduler_output.scheduled_spec_decode_tokens
+        for request_id, draft_token_id in self._not_verified.items():
+            if request_id in index and request_id not in verified:
+                sampled = model_runner_output.sampled_token_ids[index[request_id]]
+                if sampled:
+                    self._outcomes.add_compared(
+                        request_id, int(sampled[0]) == draft_token_id
+                    )
+        self._not_verified.clear()
 
 
 class MTPPlusAsyncScheduler(_ControlledScheduler, AsyncScheduler):

@@ -7,8 +7,13 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
    a round to take the wished time; all contenders then generate the same number,
 2. every contender does a short untimed round, in which prompts come into the prefix
    cache and the parts of a step are timed (draft, verify, rest),
-3. in every repeat each contender does one round, and who begins rotates: a machine
-   that becomes slower does so for all. Ratios are paired within a repeat.
+3. `mtp_plus` serves the same load untimed until its controller has settled, as on a
+   server that has been up for half a minute (what settling costs: trace lab),
+4. in every repeat all contenders do one round together: step by step, always the one
+   whose clock is behind. A machine that is disturbed for longer than a few steps is
+   so for all. Who begins rotates; ratios are paired within a repeat. A static K that
+   was far behind the best one in the first repeat cannot be the best of its cell and
+   is spared the others.
 
 The controller of `mtp_plus` lives on from cell to cell, as on a server. Everything
 measured is in a journal at once (``grid_journal.py``); after an interruption the
@@ -45,9 +50,17 @@ from vllm_mtp.lab.grid_engines import (
     engine_arguments,
     engine_environ,
 )
-from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
-from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_journal import (
+    CALIBRATION,
+    ENGINE,
+    ROUND,
+    SETTLING,
+    WARM_UP,
+    Journal,
+)
+from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
+from vllm_mtp.lab.grid_race import missing_repeats, spared_contenders
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
 from vllm_mtp.lab.provenance import (
@@ -56,6 +69,9 @@ from vllm_mtp.lab.provenance import (
     hardware_slug,
     write_json,
 )
+
+SETTLED_STEPS = 300
+"""Decode steps after which the controller has settled in any case."""
 
 
 def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
@@ -116,20 +132,6 @@ def write_results(journal: Journal, stem: Path, console: Console) -> dict[str, A
     names = ", ".join(each.name for each in pictures)
     console.print(f"Written: {stem}.json, {names}", markup=False)
     return result
-
-
-def missing_repeats(journal: Journal, cell: Cell, options: GridOptions) -> list[int]:
-    """Repeats of which a contender's round is missing."""
-    done = {
-        (record["repeat"], record["contender"])
-        for record in journal.of_kind(ROUND)
-        if record["cell"] == cell.name
-    }
-    return [
-        repeat
-        for repeat in range(options.num_repeats)
-        if any((repeat, name) not in done for name, _ in options.contenders)
-    ]
 
 
 def turns(names: list[str], shift: int) -> Iterator[str]:
@@ -217,13 +219,45 @@ class _Session:
             figures = self._round(
                 name, cell, prompts, cell.warm_up_tokens, is_split=True
             )
+            self.progress.advance()
             self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
+        self._settle(cell, prompts, request_tokens)
         for repeat in repeats:
-            for name in turns(self.names, index + repeat):
-                figures = self._round(name, cell, prompts, request_tokens)
+            spared = spared_contenders(self.journal, cell.name) if repeat else set()
+            names = [n for n in turns(self.names, index + repeat) if n not in spared]
+            self.progress.show(f"{cell.name}: repeat {repeat + 1}, all contenders")
+            for name, figures in self._together(
+                names, cell, prompts, request_tokens
+            ).items():
                 self.journal.add(
                     ROUND, cell=cell.name, repeat=repeat, contender=name, **figures
                 )
+            self.progress.advance(len(self.names))
+
+    def _together(
+        self, names: list[str], cell: Cell, prompts: Prompts, request_tokens: int
+    ) -> dict[str, dict[str, Any]]:
+        """A round of all contenders at once, a step at a time."""
+        engines = self.group.engines
+        waves = make_waves(cell, prompts, request_tokens)
+        for name in names:
+            engines[name].ask("begin", waves=waves, concurrency=cell.concurrency)
+        seconds = dict.fromkeys(names, 0.0)
+        while seconds:
+            behind = min(seconds, key=seconds.__getitem__)
+            answer = engines[behind].ask("step")
+            seconds[behind] = answer["seconds"]
+            if answer["is_done"]:
+                del seconds[behind]
+        return {name: engines[name].ask("result") for name in names}
+
+    def _settle(self, cell: Cell, prompts: Prompts, request_tokens: int) -> None:
+        seconds, num_steps = 0.0, 0
+        while seconds < self.options.settle_seconds and num_steps < SETTLED_STEPS:
+            figures = self._round(PLUS, cell, prompts, request_tokens)
+            seconds += figures["seconds"]
+            num_steps += figures["decode_steps"]
+            self.journal.add(SETTLING, cell=cell.name, contender=PLUS, **figures)
 
     def _calibrate(self, cell: Cell, prompts: Prompts) -> int:
         """Tokens of a request; once for each cell, whatever the session."""
@@ -235,7 +269,7 @@ class _Session:
         figures = self.group.engines[NO_SPECULATION].ask(
             "round", waves=waves, concurrency=cell.concurrency, is_split=False
         )
-        tokens_per_s = figures["decode_tokens"] / figures["decode_seconds"]
+        tokens_per_s = figures["full_tokens"] / figures["full_seconds"]
         tokens = cell.request_tokens(tokens_per_s, self.options.round_seconds)
         self.journal.add(
             CALIBRATION,
@@ -256,11 +290,9 @@ class _Session:
         is_split: bool = False,
     ) -> dict[str, Any]:
         self.progress.show(f"{cell.name}: {name}")
-        figures = self.group.engines[name].ask(
+        return self.group.engines[name].ask(
             "round",
             waves=make_waves(cell, prompts, request_tokens),
             concurrency=cell.concurrency,
             is_split=is_split,
         )
-        self.progress.advance()
-        return figures

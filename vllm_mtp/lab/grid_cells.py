@@ -16,9 +16,9 @@ vLLM's block of 32 tokens: then a prefix in the cache leaves the least to comput
 
 MIN_PROMPT_TOKENS = 16
 MAX_REQUEST_TOKENS = 256
-MIN_REQUEST_TOKENS = 32
+MIN_REQUEST_TOKENS = 40
 """A shorter request is mostly beginning and end, which speculation does not change."""
-MIN_PHASE_TOKENS = 24
+MIN_PHASE_TOKENS = 32
 PHASE_ROUNDS = 1.5
 """A round with phases is so much longer than others: it holds two loads."""
 

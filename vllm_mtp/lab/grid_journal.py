@@ -14,11 +14,12 @@ from typing import Any
 import vllm_mtp
 from vllm_mtp.config import ConfigError
 
-HEADER, CALIBRATION, ENGINE, WARM_UP, ROUND = (
+HEADER, CALIBRATION, ENGINE, WARM_UP, SETTLING, ROUND = (
     "header",
     "calibration",
     "engine",
     "warm_up",
+    "settling",
     "round",
 )
 MAY_DIFFER = frozenset({"output", "num_repeats", "workloads", "temperatures"})
@@ -28,7 +29,13 @@ leave the engines as they are."""
 
 NOT_MEASURED = frozenset({"cli", "lab", "tuning"})
 MEASURING_FILES = frozenset(
-    {"grid_bench.py", "grid_cells.py", "grid_engines.py", "grid_prose.py"}
+    {
+        "grid_bench.py",
+        "grid_cells.py",
+        "grid_engines.py",
+        "grid_prose.py",
+        "grid_race.py",
+    }
 )
 
 

@@ -54,6 +54,7 @@ class GridOptions:
         draft_lengths: K of vLLM's own `mtp`, a contender each.
         num_repeats: Timed rounds of each contender in each cell.
         round_seconds: Decode time of a round without speculation.
+        settle_seconds: How long `mtp_plus` serves a cell before rounds are timed.
         model: Folder, hub name, or None for the bundled checkpoint.
         dtype: Weights and arithmetic.
         long_context_tokens: Tokens before the prompt in ``long`` cells.
@@ -68,6 +69,7 @@ class GridOptions:
     draft_lengths: tuple[int, ...] = tuple(range(1, MAX_STATIC_DRAFT_LENGTH + 1))
     num_repeats: int = 3
     round_seconds: float = 1.2
+    settle_seconds: float = 20.0
     model: str | None = None
     dtype: str = "float32"
     long_context_tokens: int = 1024
@@ -89,6 +91,7 @@ class GridOptions:
         )
         _check_one("repeats", self.num_repeats, (1, MAX_REPEATS))
         _check_one("round-seconds", self.round_seconds, (0.01, MAX_ROUND_SECONDS))
+        _check_one("settle-seconds", self.settle_seconds, (0.0, MAX_ROUND_SECONDS))
         _check_one("long-context", self.long_context_tokens, (64, MAX_CONTEXT_TOKENS))
         _check_one("kv-cache-mib", self.kv_cache_mib, (16, 1 << 20))
         if self.dtype not in DTYPES:

@@ -65,9 +65,9 @@ class GridProgress:
         if not self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False)
 
-    def advance(self) -> None:
-        """One more round is done."""
-        self._progress.advance(self._task)
+    def advance(self, num_rounds: int = 1) -> None:
+        """So many more rounds are done."""
+        self._progress.advance(self._task, num_rounds)
 
     def finish_cell(self, count: str, name: str, cell: dict[str, Any]) -> None:
         """A line about a finished cell.

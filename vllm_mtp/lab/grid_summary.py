@@ -25,17 +25,18 @@ Spreads are ``{median, quartiles, each}``.
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import PLUS
+from vllm_mtp.lab.grid_race import spared_contenders
 from vllm_mtp.lab.grid_targets import judge
 from vllm_mtp.lab.spread import Spread
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "
-    "which every running request has had its first token",
+    "which as many requests run as the cell says and each has had its first token",
     "whole_tokens_per_s": "all tokens of a round over all its time, prompts included; "
     "with speculation vLLM computes one block of 32 tokens more of every cached prompt "
     "than without, and no draft length changes that",
@@ -51,6 +52,17 @@ DEFINITIONS = {
 }
 
 Record = Mapping[str, Any]
+
+
+class Clock(NamedTuple):
+    """Which figures of a round make its speed."""
+
+    tokens: str
+    seconds: str
+
+
+FULL = Clock("full_tokens", "full_seconds")
+WHOLE = Clock("num_tokens", "seconds")
 
 
 def summarise(journal: Journal) -> dict[str, Any]:
@@ -97,21 +109,20 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         for record in journal.of_kind(WARM_UP)
         if record["cell"] == name
     }
-    speeds = {
-        contender: _speeds(repeats, contender, "decode_") for contender in repeats[0]
-    }
-    whole = {contender: _speeds(repeats, contender, "") for contender in repeats[0]}
-    best = best_static({key: speed.median for key, speed in speeds.items()})
+    names = list(repeats[0])
+    speeds = {name: _speeds(repeats, name, FULL) for name in names}
+    whole = {name: _speeds(repeats, name, WHOLE) for name in names}
+    best = best_static({name: speed.median for name, speed in speeds.items()})
     contenders = {
         contender: {
             "tokens_per_s": speeds[contender].as_json(),
             "whole_tokens_per_s": whole[contender].as_json(),
-            "over_none": _ratio(speeds, contender, NO_SPECULATION),
-            "whole_over_none": _ratio(whole, contender, NO_SPECULATION),
-            **_acceptance([repeat[contender] for repeat in repeats]),
+            "over_none": _ratio(repeats, contender, NO_SPECULATION, FULL),
+            "whole_over_none": _ratio(repeats, contender, NO_SPECULATION, WHOLE),
+            **_acceptance(_rounds_of(repeats, contender)),
             "split_ms": _split_ms(warm_ups.get(contender)),
         }
-        for contender in repeats[0]
+        for contender in names
     }
     return {
         "name": name,
@@ -122,8 +133,8 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         },
         "contenders": contenders,
         "best_static": best,
-        "plus_over_best_static": _ratio(speeds, PLUS, best),
-        "plus_over_none": _ratio(speeds, PLUS, NO_SPECULATION),
+        "plus_over_best_static": _ratio(repeats, PLUS, best, FULL),
+        "plus_over_none": _ratio(repeats, PLUS, NO_SPECULATION, FULL),
         "identical_texts": None
         if calibration["axes"]["temperature"]
         else _texts_agree(repeats),
@@ -156,7 +167,10 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
 
 
 def _whole_repeats(journal: Journal, name: str) -> list[dict[str, Record]]:
-    """Repeats in which every contender has been measured; a later record counts."""
+    """Repeats that are complete; a later record counts.
+
+    The first is of all contenders; the others lack those that were spared.
+    """
     by_repeat: dict[int, dict[str, Record]] = {}
     contenders: dict[str, None] = {}
     for record in journal.of_kind(ENGINE):
@@ -164,23 +178,36 @@ def _whole_repeats(journal: Journal, name: str) -> list[dict[str, Record]]:
     for record in journal.of_kind(ROUND):
         if record["cell"] == name:
             by_repeat.setdefault(record["repeat"], {})[record["contender"]] = record
+    spared = spared_contenders(journal, name)
     return [
-        {contender: rounds[contender] for contender in contenders}
-        for _, rounds in sorted(by_repeat.items())
-        if rounds.keys() == contenders.keys()
+        {each: rounds[each] for each in contenders if each in rounds}
+        for repeat, rounds in sorted(by_repeat.items())
+        if rounds.keys() >= contenders.keys() - (spared if repeat else set())
     ]
 
 
+def _rounds_of(repeats: Iterable[Mapping[str, Record]], name: str) -> list[Record]:
+    return [repeat[name] for repeat in repeats if name in repeat]
+
+
 def _speeds(
-    repeats: Sequence[Mapping[str, Record]], contender: str, clock: str
+    repeats: Iterable[Mapping[str, Record]], contender: str, clock: Clock
 ) -> Spread:
-    tokens = "decode_tokens" if clock else "num_tokens"
-    rounds = [repeat[contender] for repeat in repeats]
-    return Spread.of([each[tokens] / each[f"{clock}seconds"] for each in rounds])
+    return Spread.of(
+        [
+            each[clock.tokens] / each[clock.seconds]
+            for each in _rounds_of(repeats, contender)
+        ]
+    )
 
 
-def _ratio(speeds: Mapping[str, Spread], over: str, under: str) -> dict[str, Any]:
-    return Spread.of_ratio(speeds[over], speeds[under]).as_json()
+def _ratio(
+    repeats: Iterable[Mapping[str, Record]], over: str, under: str, clock: Clock
+) -> dict[str, Any]:
+    """Paired within the repeats that both were in."""
+    both = [repeat for repeat in repeats if over in repeat and under in repeat]
+    speeds = (_speeds(both, name, clock) for name in (over, under))
+    return Spread.of_ratio(*speeds).as_json()
 
 
 def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from vllm_mtp.lab.synthetic_acceptance import AcceptanceLaw
 from vllm_mtp.lab.trace_engine import DrawnEngine
 from vllm_mtp.lab.trace_world import Array, CostCurve
 
+FLICKER_STEPS = np.array([3.0, 30.0, 300.0, 3000.0])
+
 
 @dataclass(frozen=True)
 class World:
@@ -38,12 +40,17 @@ class World:
     """Standard deviation of the log of a step's time, independent part."""
     slow_noise: float = 0.02
     """The same of the part that neighbouring steps share."""
+    flicker: float = 0.0
+    """The same of each of four parts that last about 3, 30, 300 and 3000 steps: a
+    machine shared with others, on which no average settles."""
     spike_share: float = 0.005
     """Of steps that take ten times as long."""
     admission_steps: int = 8
     """Requests that wait are let in every so many steps."""
     prefill_token_s: float = 2e-6
     outcome_delay_steps: int = 0
+    compares_drafts: bool = False
+    """Drafts come back to the scheduler (sync scheduling)."""
     is_stationary: bool = True
     """Nothing but the requests themselves changes with time."""
 
@@ -77,6 +84,7 @@ class SyntheticEngine(DrawnEngine):
         self.world = world
         self._num_admitted = 0
         self._slow = 0.0
+        self._flicker = np.zeros(len(FLICKER_STEPS))
 
     def _admit_and_stop(self) -> None:
         running, wanted = self._running, self.world.concurrency(self.step_number)
@@ -116,9 +124,17 @@ class SyntheticEngine(DrawnEngine):
     def _time_factor(self) -> float:
         world, draw = self.world, self._random
         self._slow = 0.98 * self._slow + draw.normal(0, world.slow_noise) * 0.2
-        noise = np.exp(self._slow + draw.normal(0, world.noise))
+        noise = np.exp(self._slow + self._flickering() + draw.normal(0, world.noise))
         spike = 10.0 if draw.random() < world.spike_share else 1.0
         return float(noise * spike)
+
+    def _flickering(self) -> float:
+        if not self.world.flicker:
+            return 0.0
+        keep = np.exp(-1.0 / FLICKER_STEPS)
+        pushes = self._random.normal(0, self.world.flicker, len(FLICKER_STEPS))
+        self._flicker = keep * self._flicker + np.sqrt(1.0 - keep**2) * pushes
+        return float(self._flicker.sum())
 
     def _end_step(self) -> None:
         law, running = self.world.law, self._running

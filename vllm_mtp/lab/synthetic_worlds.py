@@ -112,7 +112,8 @@ _CHANGING = (
 )
 
 WORLDS: Mapping[str, World] = {
-    world.name: world
+    # vLLM schedules asynchronously on a GPU, not on a CPU.
+    world.name: world.changed(compares_drafts=world.cost is CPU_TABLE)
     for world in (
         *_STATIONARY,
         *(world.changed(is_stationary=False) for world in _CHANGING),

@@ -73,7 +73,7 @@ def parse_replay_options(
     recorded = [load_world(path) for path in dict.fromkeys(traces)]
     for world in recorded:
         for name in controllers:
-            make_named_controller(name, world.max_draft_length)
+            make_named_controller(name, world.max_draft_length, world.compares_drafts)
     return ReplayOptions(
         (*chosen, *recorded),
         tuple(dict.fromkeys(controllers)),
@@ -144,7 +144,9 @@ def run_one(
     """One controller in one world, over all seeds."""
     replays = []
     for seed in range(options.num_seeds):
-        fresh = make_named_controller(controller, world.max_draft_length)
+        fresh = make_named_controller(
+            controller, world.max_draft_length, world.compares_drafts
+        )
         replays.append(replay(world, fresh, options.num_steps, seed))
         advance()
     best = _best_uniform(replays)

@@ -48,6 +48,9 @@ class EngineWorld(Protocol):
     @property
     def outcome_delay_steps(self) -> int: ...
 
+    @property
+    def compares_drafts(self) -> bool: ...
+
 
 class Population:
     """Running requests, column by column.
@@ -97,6 +100,8 @@ class DrawnEngine(ABC):
         self._new: set[str] = set()
         self._prefill_tokens = 0
         self._lengths: dict[str, int] = {}
+        self._is_drafted = False
+        """The step before drafted."""
         self._missed_tokens = 0
         self._late: deque[StepOutcome] = deque()
 
@@ -185,6 +190,7 @@ class DrawnEngine(ABC):
             num_prefill_tokens=self._prefill_tokens,
             num_context_tokens=int(context),
             num_catch_up_tokens=self._missed_tokens if decision.draft_depth else 0,
+            compared=self._compare(lengths),
         )
         self._commit(accepted + 1, decision)
         return outcome, self._heard(outcome)
@@ -195,6 +201,19 @@ class DrawnEngine(ABC):
         passed &= np.arange(self._settings.max_draft_length) < lengths[:, None]
         result: Array = np.cumprod(passed, axis=1).sum(axis=1)
         return result
+
+    def _compare(self, lengths: Array) -> tuple[RequestOutcome, ...]:
+        """Drafts of which nothing was verified, beside what the target sampled."""
+        if not (self._settings.compares_drafts and self._is_drafted):
+            return ()
+        same = self._random.random(len(lengths)) < self._conditional()[:, 0]
+        return tuple(
+            RequestOutcome(request_id, 1, int(accepted))
+            for request_id, k, accepted in zip(
+                self._running.ids, lengths, same, strict=True
+            )
+            if k == 0 and request_id in self._lengths
+        )
 
     def _time_s(self, depth: int, lengths: Array, context: float) -> float:
         cost = self._settings.cost
@@ -220,6 +239,7 @@ class DrawnEngine(ABC):
             missed = self._missed_tokens + int(tokens.sum())
             self._missed_tokens = min(missed, limit)
         self._lengths = dict(decision.num_draft_tokens)
+        self._is_drafted = decision.draft_depth > 0
         self.step_number += 1
 
     def _heard(self, outcome: StepOutcome) -> list[StepOutcome]:

@@ -150,6 +150,8 @@ def _outcome(line: dict[str, Any], bound: int) -> StepOutcome:
     return StepOutcome(
         requests=tuple(_request_outcomes(line["requests"], bound)),
         step_time_s=float(seconds),
+        # Not in the first traces.
+        compared=tuple(_request_outcomes(line.get("compared", ()), bound)),
         **counts,
     )
 

@@ -70,6 +70,11 @@ class RecordedWorld:
     is_stationary: bool = False
 
     @property
+    def compares_drafts(self) -> bool:
+        """Only a sync scheduler hears of a step before it schedules the next."""
+        return self.outcome_delay_steps == 0
+
+    @property
     def change_steps(self) -> tuple[int, ...]:
         """None are known."""
         return ()

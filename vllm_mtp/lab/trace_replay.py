@@ -21,23 +21,32 @@ from itertools import pairwise
 from vllm_mtp.config import ConfigError
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
-from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.goodput import GoodputController, GoodputOptions
 from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.control.threshold import ThresholdController
 from vllm_mtp.lab.trace_oracle import best_decision, expected, expected_uniform
 from vllm_mtp.lab.trace_world import Engine, ReplayWorld
 from vllm_mtp.records import DraftDecision
 
-CONTROLLERS: Mapping[str, Callable[[int], Controller]] = {
-    "goodput": GoodputController,
-    "threshold": ThresholdController,
-    "random": lambda max_draft_length: RandomController(max_draft_length, 0),
+CONTROLLERS: Mapping[str, Callable[[int, bool], Controller]] = {
+    "goodput": lambda max_draft_length, compares_drafts: GoodputController(
+        max_draft_length, GoodputOptions(compares_drafts=compares_drafts)
+    ),
+    "threshold": lambda max_draft_length, _: ThresholdController(max_draft_length),
+    "random": lambda max_draft_length, _: RandomController(max_draft_length, 0),
 }
 """By name; ``fixed-K`` beside them, K = 0 .. K_max."""
 
 
-def make_named_controller(name: str, max_draft_length: int) -> Controller:
+def make_named_controller(
+    name: str, max_draft_length: int, compares_drafts: bool = False
+) -> Controller:
     """A controller for a replay.
+
+    Args:
+        name: Of ``CONTROLLERS``, or ``fixed-K``.
+        max_draft_length: Upper bound on K.
+        compares_drafts: What the world says of itself.
 
     Raises:
         ConfigError: No controller has this name.
@@ -51,7 +60,7 @@ def make_named_controller(name: str, max_draft_length: int) -> Controller:
             f"controller {name!r} does not exist: use {', '.join(CONTROLLERS)} or "
             f"fixed-K with K from 0 to {max_draft_length}."
         )
-    return CONTROLLERS[name](max_draft_length)
+    return CONTROLLERS[name](max_draft_length, compares_drafts)
 
 
 class Worth:

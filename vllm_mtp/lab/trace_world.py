@@ -97,6 +97,11 @@ class ReplayWorld(Protocol):
     def max_draft_length(self) -> int: ...
 
     @property
+    def compares_drafts(self) -> bool:
+        """Outcomes tell how drafts would have done of which nothing was verified."""
+        ...
+
+    @property
     def is_stationary(self) -> bool:
         """Nothing but the requests themselves changes with time."""
         ...

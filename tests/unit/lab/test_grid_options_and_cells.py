@@ -66,6 +66,7 @@ def test_contenders_are_none_then_every_static_k_then_ours(
         ({"draft_lengths": ()}, "draft-lengths: '' is not allowed"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),
         ({"round_seconds": 0.0}, "round-seconds: 0.0 is not allowed"),
+        ({"settle_seconds": -1.0}, "settle-seconds: -1.0 is not allowed"),
         ({"long_context_tokens": 1}, "long-context: 1 is not allowed"),
         ({"kv_cache_mib": 1}, "kv-cache-mib: 1 is not allowed"),
         ({"dtype": "int8"}, "dtype: 'int8' is not allowed; must be one of float32"),

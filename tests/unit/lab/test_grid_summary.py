@@ -16,10 +16,11 @@ from tests.unit.lab.grid_records import (
 )
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab import grid_journal
-from vllm_mtp.lab.grid_bench import missing_repeats, report_only, turns
+from vllm_mtp.lab.grid_bench import report_only, turns
 from vllm_mtp.lab.grid_cells import plan_cells
 from vllm_mtp.lab.grid_journal import ROUND, Journal
 from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_race import missing_repeats, spared_contenders
 from vllm_mtp.lab.grid_summary import summarise
 
 
@@ -103,6 +104,27 @@ def test_a_repeat_without_all_contenders_does_not_count(
     assert missing_repeats(journal, code, options) == []
     assert missing_repeats(journal, constrained, options) == [1]
     assert summarise(journal)["cells"][1]["plus_over_none"]["each"] == [1.0]
+
+
+def test_a_static_length_far_behind_is_spared_the_other_repeats(
+    journal: Journal, options: GridOptions
+) -> None:
+    cell = plan_cells(options)[1]
+    assert spared_contenders(journal, cell.name) == {"mtp K=2"}
+    journal.records = [
+        record
+        for record in journal.records
+        if not (
+            record["kind"] == ROUND
+            and record["cell"] == cell.name
+            and record["contender"] == "mtp K=2"
+            and record["repeat"] == 1
+        )
+    ]
+    assert missing_repeats(journal, cell, options) == []
+    contenders = summarise(journal)["cells"][1]["contenders"]
+    assert contenders["mtp K=2"]["over_none"]["each"] == [0.5]
+    assert contenders["mtp K=1"]["over_none"]["each"] == [0.8, 0.8]
 
 
 def test_more_repeats_continue_a_finished_measurement(

@@ -22,7 +22,9 @@ NUM_STEPS = 2400
 
 
 def run(world: ReplayWorld, seed: int = 0, num_steps: int = NUM_STEPS) -> Replay:
-    controller = make_named_controller("goodput", world.max_draft_length)
+    controller = make_named_controller(
+        "goodput", world.max_draft_length, world.compares_drafts
+    )
     return replay(world, controller, num_steps, seed)
 
 
