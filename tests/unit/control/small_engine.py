@@ -1,7 +1,7 @@
 """A decode loop of a few lines, whose acceptance and times a test sets as it likes."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vllm_mtp.control.controller import Controller
@@ -31,6 +31,7 @@ class SmallEngine:
     decisions: list[DraftDecision] = field(default_factory=list)
     may_draft: list[bool] = field(default_factory=list)
     context_tokens: int = 500
+    compares_drafts: bool = False
     lengths: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     """Tokens that the MTP layers have missed, by request."""
@@ -71,6 +72,7 @@ class SmallEngine:
                 num_decode_requests=len(requests),
                 num_context_tokens=self.context_tokens * len(requests),
                 num_catch_up_tokens=caught_up,
+                compared=tuple(self._compared(outcomes)),
             )
         )
         for outcome in outcomes:
@@ -79,6 +81,14 @@ class SmallEngine:
                 waiting += outcome.acceptance_length
                 self.unseen[outcome.request_id] = waiting
         self.lengths = dict(decision.num_draft_tokens)
+
+    def _compared(self, outcomes: Sequence[RequestOutcome]) -> Iterator[RequestOutcome]:
+        """Outcomes of drafts that the last decision ordered but not to be verified."""
+        if self.compares_drafts and len(self.decisions) > 1:
+            for index, outcome in enumerate(outcomes):
+                if self.decisions[-2].draft_depth and not outcome.num_draft_tokens:
+                    is_same = self.rng.random() < self.acceptance[index]
+                    yield RequestOutcome(outcome.request_id, 1, int(is_same))
 
     def _verify(self, index: int, request_id: str) -> RequestOutcome:
         drafted = self.lengths.get(request_id, 0)

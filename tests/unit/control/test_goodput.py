@@ -148,6 +148,35 @@ def test_a_probe_that_is_accepted_is_followed_up_at_once() -> None:
     assert sum(waits) / len(waits) - 400 < 60
 
 
+def comparing_engine(num_requests: int, acceptance: float) -> SmallEngine:
+    """One whose scheduler sees the drafts."""
+    controller = GoodputController(K_MAX, GoodputOptions(compares_drafts=True))
+    return SmallEngine(controller, [acceptance] * num_requests, compares_drafts=True)
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_where_drafts_can_be_compared_none_is_verified_while_off(
+    num_requests: int,
+) -> None:
+    engine = comparing_engine(num_requests, 0.01).run(400)
+    first = len(engine.decisions)
+    engine.run(400)
+    later = engine.decisions[first:]
+    drafted = [decision for decision in later if decision.draft_depth]
+    assert 4 <= len(drafted) <= 40
+    assert {decision.draft_depth for decision in drafted} == {1}
+    verified = [d for d in drafted if any(d.num_draft_tokens.values())]
+    assert len(verified) <= len(drafted) // 4, "a surprise may be looked at closer"
+
+
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_comparing_brings_it_back_from_off(num_requests: int) -> None:
+    engine = comparing_engine(num_requests, 0.01).run(400)
+    engine.acceptance = [0.9] * num_requests
+    engine.run(150)
+    assert min(engine.depths(500)) > 2
+
+
 # -- what probes may cost --------------------------------------------------------------
 
 
