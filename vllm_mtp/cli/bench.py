@@ -6,7 +6,11 @@ from typing import Annotated
 import typer
 
 from vllm_mtp.cli.errors import errors_to_exit_codes
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH
+from vllm_mtp.config import (
+    DEFAULT_DRAFT_LENGTH,
+    DEFAULT_FIXED_DRAFT_LENGTH,
+    MAX_DRAFT_LENGTH,
+)
 
 INTERRUPTED = "interrupted; nothing was written"
 GRID_INTERRUPTED = (
@@ -241,3 +245,46 @@ def grid(
             output=output,
         )
         run_grid_bench(options, Console())
+
+
+@app.command()
+def crossing(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    draft_length: Annotated[
+        int, typer.Option(help="K of vLLM's own mtp, with the table and without.")
+    ] = DEFAULT_FIXED_DRAFT_LENGTH,
+    threshold: Annotated[
+        int, typer.Option(help="Largest batch for which vLLM's table drafts.")
+    ] = 4,
+    request_tokens: Annotated[
+        int, typer.Option(help="Tokens of the shortest of the eight requests.")
+    ] = 12,
+    waves: Annotated[int, typer.Option(help="Times that a round fills up.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Timed rounds of each contender.")] = 5,
+    output: Annotated[
+        Path, typer.Option(help="Folder for crossing-<hardware>.json.")
+    ] = Path(),
+) -> None:
+    """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from vllm_mtp.lab.crossing_bench import CrossingOptions, run_crossing_bench
+
+        options = CrossingOptions(
+            model=model,
+            draft_length=draft_length,
+            threshold=threshold,
+            request_tokens=request_tokens,
+            num_waves=waves,
+            num_repeats=repeats,
+            output=output,
+        )
+        run_crossing_bench(options, Console())

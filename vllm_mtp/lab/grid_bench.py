@@ -226,30 +226,13 @@ class _Session:
             spared = spared_contenders(self.journal, cell.name) if repeat else set()
             names = [n for n in turns(self.names, index + repeat) if n not in spared]
             self.progress.show(f"{cell.name}: repeat {repeat + 1}, all contenders")
-            for name, figures in self._together(
-                names, cell, prompts, request_tokens
-            ).items():
+            waves = make_waves(cell, prompts, request_tokens)
+            together = self.group.play_together(names, waves, cell.concurrency)
+            for name, figures in together.items():
                 self.journal.add(
                     ROUND, cell=cell.name, repeat=repeat, contender=name, **figures
                 )
             self.progress.advance(len(self.names))
-
-    def _together(
-        self, names: list[str], cell: Cell, prompts: Prompts, request_tokens: int
-    ) -> dict[str, dict[str, Any]]:
-        """A round of all contenders at once, a step at a time."""
-        engines = self.group.engines
-        waves = make_waves(cell, prompts, request_tokens)
-        for name in names:
-            engines[name].ask("begin", waves=waves, concurrency=cell.concurrency)
-        seconds = dict.fromkeys(names, 0.0)
-        while seconds:
-            behind = min(seconds, key=seconds.__getitem__)
-            answer = engines[behind].ask("step")
-            seconds[behind] = answer["seconds"]
-            if answer["is_done"]:
-                del seconds[behind]
-        return {name: engines[name].ask("result") for name in names}
 
     def _settle(self, cell: Cell, prompts: Prompts, request_tokens: int) -> None:
         seconds, num_steps = 0.0, 0

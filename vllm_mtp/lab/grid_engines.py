@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -227,3 +227,30 @@ class EngineGroup:
     def add(self, engine: EngineProcess) -> None:
         """Take responsibility for a process."""
         self.engines[engine.name] = engine
+
+    def play_together(
+        self,
+        names: Sequence[str],
+        waves: Sequence[Sequence[Mapping[str, Any]]],
+        concurrency: int,
+    ) -> dict[str, dict[str, Any]]:
+        """A round of several engines at once, a step at a time.
+
+        Args:
+            names: Of the engines; the first begins.
+            waves: Requests, see ``integration/bench_engine.py``.
+            concurrency: Requests at a time.
+
+        Returns:
+            What each engine counted, by name.
+        """
+        for name in names:
+            self.engines[name].ask("begin", waves=waves, concurrency=concurrency)
+        seconds = dict.fromkeys(names, 0.0)
+        while seconds:
+            behind = min(seconds, key=seconds.__getitem__)
+            answer = self.engines[behind].ask("step")
+            seconds[behind] = answer["seconds"]
+            if answer["is_done"]:
+                del seconds[behind]
+        return {name: self.engines[name].ask("result") for name in names}
