@@ -5,8 +5,8 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
 
 1. a short round without speculation tells how many tokens a request must generate for
    a round to take the wished time; all contenders then generate the same number,
-2. every contender does a short untimed round, in which prompts come into the prefix
-   cache and the parts of a step are timed (draft, verify, rest),
+2. every contender does a short untimed round, in which the context comes into the
+   prefix cache and the parts of a step are timed (draft, verify, rest),
 3. `mtp_plus` serves the same load untimed until its controller has settled, as on a
    server that has been up for half a minute (what settling costs: trace lab),
 4. in every repeat all contenders do one round together: step by step, always the one
@@ -226,7 +226,7 @@ class _Session:
             spared = spared_contenders(self.journal, cell.name) if repeat else set()
             names = [n for n in turns(self.names, index + repeat) if n not in spared]
             self.progress.show(f"{cell.name}: repeat {repeat + 1}, all contenders")
-            waves = make_waves(cell, prompts, request_tokens)
+            waves = make_waves(cell, prompts, request_tokens, repeat + 1)
             together = self.group.play_together(names, waves, cell.concurrency)
             for name, figures in together.items():
                 self.journal.add(
@@ -235,9 +235,11 @@ class _Session:
             self.progress.advance(len(self.names))
 
     def _settle(self, cell: Cell, prompts: Prompts, request_tokens: int) -> None:
-        seconds, num_steps = 0.0, 0
+        seconds, num_steps, num_rounds = 0.0, 0, 0
         while seconds < self.options.settle_seconds and num_steps < SETTLED_STEPS:
-            figures = self._round(PLUS, cell, prompts, request_tokens)
+            number = 1 + self.options.num_repeats + num_rounds
+            figures = self._round(PLUS, cell, prompts, request_tokens, number)
+            num_rounds += 1
             seconds += figures["seconds"]
             num_steps += figures["decode_steps"]
             self.journal.add(SETTLING, cell=cell.name, contender=PLUS, **figures)
@@ -270,12 +272,13 @@ class _Session:
         cell: Cell,
         prompts: Prompts,
         request_tokens: int,
+        round_number: int = 0,
         is_split: bool = False,
     ) -> dict[str, Any]:
         self.progress.show(f"{cell.name}: {name}")
         return self.group.engines[name].ask(
             "round",
-            waves=make_waves(cell, prompts, request_tokens),
+            waves=make_waves(cell, prompts, request_tokens, round_number),
             concurrency=cell.concurrency,
             is_split=is_split,
         )

@@ -11,8 +11,7 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.lab.grid_options import GridOptions, refuse
 
 PROMPT_TOKENS = 65
-"""Of every request, after the context that all share. One more than a multiple of
-vLLM's block of 32 tokens: then a prefix in the cache leaves the least to compute."""
+"""Of every request, after the context that all share."""
 
 MIN_PROMPT_TOKENS = 16
 MAX_REQUEST_TOKENS = 256
@@ -181,7 +180,7 @@ def make_prompts(
 
 
 def make_waves(
-    cell: Cell, prompts: Prompts, request_tokens: int
+    cell: Cell, prompts: Prompts, request_tokens: int, round_number: int = 0
 ) -> list[list[dict[str, Any]]]:
     """Requests of a round as an engine is given them.
 
@@ -189,11 +188,14 @@ def make_waves(
         cell: Where in the grid.
         prompts: Of the grid.
         request_tokens: How many tokens each request generates.
+        round_number: Every round has other prompts, as far as there are any: on texts
+            that are always the same the best static K would be the best of these texts.
     """
     waves = []
-    num_used: dict[str, int] = {}
+    first_ever = round_number * cell.num_requests
+    num_used = dict.fromkeys(cell.waves, first_ever)
     for workload in cell.waves:
-        first = num_used.get(workload, 0)
+        first = num_used[workload]
         num_used[workload] = first + cell.wave_requests
         own = cycle(prompts.own[workload])
         context = prompts.contexts[workload] if cell.context == "long" else ()

@@ -38,8 +38,8 @@ DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "
     "which as many requests run as the cell says and each has had its first token",
     "whole_tokens_per_s": "all tokens of a round over all its time, prompts included; "
-    "with speculation vLLM computes one block of 32 tokens more of every cached prompt "
-    "than without, and no draft length changes that",
+    "with speculation vLLM shows prompts to the MTP layers, too, and computes one "
+    "cached block of 32 tokens anew, and no draft length changes that",
     "acceptance_length": "committed tokens for each verification of a request",
     "acceptance_per_position": "accepted over drafted tokens, by position in the draft",
     "mean_draft_length": "draft tokens for each verification of a request",
@@ -248,8 +248,10 @@ def _split_ms(warm_up: Record | None) -> dict[str, float] | None:
 
 
 def _texts_agree(repeats: Sequence[Mapping[str, Record]]) -> bool:
-    hashes = {each["texts_sha256"] for repeat in repeats for each in repeat.values()}
-    return len(hashes) == 1
+    return all(
+        len({each["texts_sha256"] for each in repeat.values()}) == 1
+        for repeat in repeats
+    )
 
 
 def _lowest_acceptance(cells: Sequence[Record]) -> dict[str, Any] | None:

@@ -134,3 +134,13 @@ def test_a_request_is_as_long_as_the_round_needs_within_limits() -> None:
 def test_a_tokenizer_that_leaves_no_prompt_is_refused(options: GridOptions) -> None:
     with pytest.raises(ConfigError, match="model: its tokenizer leaves no"):
         make_prompts([[1] * 5], [2] * 500, VOCAB_SIZE, options)
+
+
+def test_every_round_has_prompts_of_its_own(tmp_path: Path) -> None:
+    code = [list(range(100 * i, 100 * i + 80)) for i in range(12)]
+    prompts = make_prompts(code, list(range(500)), 4096, GridOptions(output=tmp_path))
+    cell = Cell("code", 4, 0.0, "short")
+    rounds = [make_waves(cell, prompts, 40, number)[0] for number in range(4)]
+    first = [{request["prompt"][0] for request in wave} for wave in rounds]
+    assert not first[0] & first[1] | first[1] & first[2]
+    assert first[3] == first[0], "and begins anew when there are no more"
