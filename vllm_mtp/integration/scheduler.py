@@ -207,14 +207,21 @@ class _ControlledScheduler(Scheduler):
             return DraftDecision(0, lengths, decision.reason)
         return decision
 
-    def _cut_draft(self, request_id: str) -> None:
-        """Shorten a request's waiting draft to the K that was decided for it."""
+    def _cut_draft(self, request_id: str) -> list[int]:
+        """Shorten a request's waiting draft to the K that was decided for it.
+
+        Returns:
+            The draft as it was before.
+        """
         request = self.requests.get(request_id)
+        if request is None:
+            return []
+        draft: list[int] = request.spec_token_ids
         draft_length = self._draft_lengths.get(request_id)
-        if request is None or draft_length is None:
-            return
-        # A new list: the async scheduler shares one placeholder list among requests.
-        request.spec_token_ids = request.spec_token_ids[:draft_length]
+        if draft_length is not None:
+            # A new list: async scheduling shares one placeholder list among requests.
+            request.spec_token_ids = draft[:draft_length]
+        return draft
 
     def make_spec_decoding_stats(
         self,
@@ -266,15 +273,11 @@ class MTPPlusScheduler(_ControlledScheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
         for request_id in draft_token_ids.req_ids:
-            self._note_draft(request_id)
-            self._cut_draft(request_id)
-
-    def _note_draft(self, request_id: str) -> None:
-        if self._draft_lengths.get(request_id) or request_id in self._still_waiting:
-            return
-        request = self.requests.get(request_id)
-        if request is not None and request.spec_token_ids:
-            self._not_verified[request_id] = request.spec_token_ids[0]
+            draft = self._cut_draft(request_id)
+            is_verified = self._draft_lengths.get(request_id, 0) > 0
+            # Drafts made without all of their KV say nothing.
+            if draft and not is_verified and request_id not in self._still_waiting:
+                self._not_verified[request_id] = draft[0]
 
     def update_from_output(
         self,

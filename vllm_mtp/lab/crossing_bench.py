@@ -41,7 +41,7 @@ from vllm_mtp.lab.grid_options import GridOptions, refuse
 from vllm_mtp.lab.provenance import (
     collect_provenance,
     gpu_names,
-    hardware_slug,
+    machine_slug,
     write_json,
 )
 from vllm_mtp.lab.spread import Spread
@@ -143,9 +143,8 @@ def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, 
             in_turn = [*names[shift:], *names[:shift]]
             rounds.append(group.play_together(in_turn, waves, CONCURRENCY))
     result = summarise_crossing(options, rounds)
-    hardware = result["provenance"]["hardware"]
-    device = (hardware["gpus"] or [hardware["cpu"]])[0]
-    path = options.output / f"crossing-{hardware_slug(device)}.json"
+    machine = machine_slug(result["provenance"]["hardware"])
+    path = options.output / f"crossing-{machine}.json"
     write_json(path, result)
     print_crossing(result, console)
     console.print(f"Written: {path}", markup=False)

@@ -66,7 +66,7 @@ from vllm_mtp.lab.grid_summary import summarise, summarise_cell
 from vllm_mtp.lab.provenance import (
     collect_provenance,
     gpu_names,
-    hardware_slug,
+    machine_slug,
     write_json,
 )
 
@@ -91,9 +91,8 @@ def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
     model = resolve_model(options.model)
     check_context(model, options)
     provenance = collect_provenance(sys.argv)
-    hardware = provenance["hardware"]
-    device = (hardware["gpus"] or [hardware["cpu"]])[0]
-    path = options.output / f"grid-{hardware_slug(device)}.jsonl"
+    machine = machine_slug(provenance["hardware"])
+    path = options.output / f"grid-{machine}.jsonl"
     journal = Journal(path)
     journal.begin(options.as_json(), provenance)
     todo = [

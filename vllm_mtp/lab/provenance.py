@@ -88,6 +88,15 @@ def hardware_slug(device_name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "unknown"
 
 
+def machine_slug(hardware: dict[str, Any]) -> str:
+    """The machine as part of a file name: its first GPU, or its processor.
+
+    Args:
+        hardware: Of `collect_provenance`.
+    """
+    return hardware_slug((hardware["gpus"] or [hardware["cpu"]])[0])
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all.
 

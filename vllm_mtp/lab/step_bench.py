@@ -54,7 +54,7 @@ from vllm_mtp.lab.provenance import (
     collect_provenance,
     describe_hardware,
     gpu_names,
-    hardware_slug,
+    machine_slug,
     replacing,
     write_json,
 )
@@ -157,9 +157,8 @@ def run_step_bench(
     if not folder.is_dir():
         raise ConfigError(f"output: {str(folder)!r} is no folder; name one that exists")
     provenance = collect_provenance(sys.argv)
-    hardware = provenance["hardware"]
-    device = (hardware["gpus"] or [hardware["cpu"]])[0]
-    json_path = folder / f"steps-{hardware_slug(device)}.json"
+    machine = machine_slug(provenance["hardware"])
+    json_path = folder / f"steps-{machine}.json"
     with log_folder() as logs, exit_on_signals():
         repeats = _Session(options, logs, console).run()
     result = {**summarise(options, repeats), "provenance": provenance}

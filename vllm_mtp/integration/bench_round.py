@@ -1,0 +1,160 @@
+"""A round of the grid benchmark in one engine: its requests, its clock, its totals."""
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from vllm_mtp.integration.bench_split import Parts
+
+
+@dataclass
+class Totals(StatLoggerBase):
+    """What vLLM's own statistics say, summed over the steps of a round."""
+
+    num_drafts: int = 0
+    """Verifications of a request that had draft tokens."""
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    num_preempted: int = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if iteration_stats is not None:
+            self.num_preempted += iteration_stats.num_preempted_reqs
+        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
+        if drafts is not None:
+            self.num_drafts += drafts.num_drafts
+            _add(self.drafted_per_position, drafts.num_draft_tokens_per_pos)
+            _add(self.accepted_per_position, drafts.num_accepted_tokens_per_pos)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.__init__()  # type: ignore[misc]
+
+
+@dataclass
+class Clock:
+    """Steps, their time and their tokens.
+
+    The *decode* figures are of the steps in which every running request has had its
+    first token: what a prompt costs is not in them. The *full* figures are of those
+    of them in which as many requests run as the round is about: how a batch drains
+    depends on which request is slow, and is another concurrency.
+    """
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+    num_steps: int = 0
+    decode_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    decode_request_steps: int = 0
+    """Running requests, summed over these steps."""
+    full_seconds: float = 0.0
+    full_tokens: int = 0
+    full_steps: int = 0
+
+    def add(
+        self,
+        seconds: float,
+        num_tokens: int,
+        num_requests: int,
+        is_decode: bool,
+        is_full: bool,
+    ) -> None:
+        """Take note of one step."""
+        self.seconds += seconds
+        self.num_tokens += num_tokens
+        self.num_steps += 1
+        if is_decode:
+            self.decode_seconds += seconds
+            self.decode_tokens += num_tokens
+            self.decode_steps += 1
+            self.decode_request_steps += num_requests
+        if is_decode and is_full:
+            self.full_seconds += seconds
+            self.full_tokens += num_tokens
+            self.full_steps += 1
+
+
+class Round:
+    """Requests that are served step by step."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        add_request: Callable[[Mapping[str, Any]], str],
+        waves: Sequence[Sequence[Mapping[str, Any]]],
+        concurrency: int,
+    ) -> None:
+        """Nothing runs before the first step.
+
+        Args:
+            engine: Serves the requests.
+            add_request: Queues a request in it and returns its name.
+            waves: See `BenchEngine.begin`.
+            concurrency: See `BenchEngine.begin`.
+        """
+        self.clock = Clock()
+        self.parts: Parts | None = None
+        self._engine = engine
+        self._add_request = add_request
+        self._concurrency = concurrency
+        self._waves = deque(waves)
+        self._queue: deque[Mapping[str, Any]] = deque()
+        self._token_ids: list[list[int]] = []
+        """New ones of each request, in the order in which they began."""
+        self._running: dict[str, int] = {}
+        self._prefilling: set[str] = set()
+
+    def step(self) -> bool:
+        """Let the engine do one step; returns whether there is more to do."""
+        if not self._queue and not self._running and self._waves:
+            self._queue.extend(self._waves.popleft())
+        started_at_s = time.perf_counter()
+        while self._queue and len(self._running) < self._concurrency:
+            name = self._add_request(self._queue.popleft())
+            self._running[name] = len(self._token_ids)
+            self._token_ids.append([])
+            self._prefilling.add(name)
+        is_decode = not self._prefilling
+        if self.parts is not None:
+            self.parts.is_counting = is_decode
+        num_tokens, num_requests = 0, len(self._running)
+        for output in self._engine.step():
+            new = output.outputs[0].token_ids
+            num_tokens += len(new)
+            self._token_ids[self._running[output.request_id]] += new
+            self._prefilling.discard(output.request_id)
+            if output.finished:
+                del self._running[output.request_id]
+        seconds = time.perf_counter() - started_at_s
+        is_full = num_requests == self._concurrency
+        self.clock.add(seconds, num_tokens, num_requests, is_decode, is_full)
+        return bool(self._running or self._queue or self._waves)
+
+    def texts_sha256(self) -> str:
+        """Fingerprint of all new token ids."""
+        return hashlib.sha256(json.dumps(self._token_ids).encode()).hexdigest()
+
+
+def _add(sums: list[int], values: Sequence[int]) -> None:
+    """Add, position by position, in place; ``values`` may be the longer one."""
+    sums.extend([0] * (len(values) - len(sums)))
+    for position, value in enumerate(values):
+        sums[position] += value
