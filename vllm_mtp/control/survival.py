@@ -9,8 +9,14 @@ to a *cell*, which is a bucket of context length and a sampling regime; ``drift`
 common to the engine and follows a change of the load within steps; ``shift_i`` is the
 request's own, ``late_i`` what it does differently after the first position; both are
 shrunk toward 0 (the running mean) with a strength that the spread of past requests
-decides (empirical Bayes). Pooling positions like this is why a request that accepted
-little at position 1 is not believed to do well at position 4, where it was never tried.
+decides (empirical Bayes); how long they count, see `request_memory`. Pooling positions
+like this is why a request that accepted little at position 1 is not believed to do well
+at position 4, where it was never tried.
+
+Evidence about a request is evidence about the drift only as far as its own shift does
+not explain it, and the longer a request runs the less is left. Otherwise the drift
+would follow whichever request runs at the moment, and the next one would inherit its
+luck.
 
 Censoring: with K drafted and A accepted, positions 1..A were accepted, position A + 1
 was rejected if it was drafted, and all further ones say nothing.
@@ -26,14 +32,19 @@ from operator import mul
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import Interval, log_odds, logistic
+from vllm_mtp.control.request_memory import (
+    LEVEL_WIDTH,
+    MEAN_LEVEL,
+    MEMORIES,
+    NUM_LEVELS,
+    Evidence,
+    Memory,
+    MemoryChoice,
+    Prior,
+    RequestState,
+    evidence_of,
+)
 from vllm_mtp.records import DecodeRequest, RequestOutcome
-
-LEVEL_WIDTH = 0.5
-MAX_SHIFT = 5.0
-NUM_LEVELS = 2 * round(MAX_SHIFT / LEVEL_WIDTH) + 1
-MEAN_LEVEL = NUM_LEVELS // 2
-"""Shifts are quantised, so that requests fall into few classes: a class is
-``(cell * NUM_LEVELS + level of the shift) * NUM_LEVELS + level of the late shift``."""
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Upper bounds, in tokens, of the buckets of context length; the last is open."""
@@ -47,7 +58,8 @@ class SurvivalOptions(NamedTuple):
     """Conditional acceptance by position before any draft; the last one repeats."""
     prior_precision: float = 2.0
     """Of a profile's log-odds: 2 is the weight of about 10 draft tokens."""
-    request_half_life_drafts: float = 48.0
+    memories: tuple[Memory, ...] = MEMORIES
+    """How long a request's own past counts; the better one is found out."""
     profile_half_life_drafts: float = 1024.0
     drift_variance: float = 0.002
     """Growth of the drift's variance in each step, log-odds squared."""
@@ -55,27 +67,11 @@ class SurvivalOptions(NamedTuple):
     """Requests that a step's estimates are updated with; bounds the time it takes."""
     alarm_sigmas: float = 3.5
     """Surprise after which the drift is taken to have jumped."""
+    max_surprise: float = 2.5
+    """Deviations that one request's step counts for at most: where nearly all is
+    accepted, a single rejection is many of them, and nothing out of the ordinary."""
     alarm_precision: float = 0.25
     """Precision of the drift after that: a standard deviation of 2 log-odds."""
-
-
-class RequestState:
-    """What is known of one request."""
-
-    __slots__ = ("cell", "late", "late_precision", "precision", "shift")
-
-    def __init__(self, cell: int, precision: float, late_precision: float) -> None:
-        self.cell = cell
-        self.shift = 0.0
-        self.precision = precision
-        self.late = 0.0
-        self.late_precision = late_precision
-
-    @property
-    def class_id(self) -> int:
-        level = round((self.shift + MAX_SHIFT) / LEVEL_WIDTH)
-        late_level = round((self.late + MAX_SHIFT) / LEVEL_WIDTH)
-        return (self.cell * NUM_LEVELS + level) * NUM_LEVELS + late_level
 
 
 class Profile:
@@ -88,21 +84,9 @@ class Profile:
         self.precisions = precisions
 
 
-class _Evidence(NamedTuple):
-    """What K drafted and A accepted say: gradient and curvature of their likelihood."""
-
-    score: float
-    information: float
-    late_score: float
-    """The part of the positions after the first."""
-    late_information: float
-    # [num examined positions]
-    probabilities: tuple[float, ...]
-
-
 _Groups = dict[tuple[int, int, int], list[str]]
 """Requests of a step by (class, drafted, accepted)."""
-_EvidenceOf = dict[tuple[int, int, int], _Evidence]
+_EvidenceOf = dict[tuple[int, int, int], Evidence]
 
 _FIT_STEPS = 6
 
@@ -149,11 +133,11 @@ class SurvivalModel:
         self.num_alarms = 0
         self.shift_variance = 0.5
         self.late_variance = 0.25
+        self.memory = MemoryChoice(self.options.memories)
         self._surprise = 0.0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
         self._profiles: dict[int, Profile] = {}
-        self._keep_request = 0.5 ** (1.0 / self.options.request_half_life_drafts)
         # Precision is a sum of p (1 - p) <= 1/4 over the drafts not yet forgotten.
         weight = self.options.profile_half_life_drafts / math.log(2)
         self._max_precision = 0.2 * weight
@@ -165,13 +149,20 @@ class SurvivalModel:
         cell = cell_of(request.num_context_tokens, request.is_greedy)
         state = self._states.get(request.request_id)
         if state is None:
-            state = RequestState(
-                cell, 1.0 / self.shift_variance, 1.0 / self.late_variance
-            )
+            state = RequestState(cell, self._prior())
             self._states[request.request_id] = state
         state.cell = cell
         class_id = self.class_of[request.request_id] = state.class_id
         return class_id
+
+    def _prior(self, memory: Memory | None = None) -> Prior:
+        """What is believed of a new request, with the memory in use or another."""
+        memory = memory or self.memory.current
+        return Prior(
+            1.0 / min(self.shift_variance, memory.max_shift_variance),
+            1.0 / min(self.late_variance, memory.max_late_variance),
+            0.5 ** (1.0 / memory.half_life_drafts),
+        )
 
     def keep_only(self, request_ids: Iterable[str]) -> None:
         """Forget every other request."""
@@ -237,9 +228,7 @@ class SurvivalModel:
         the ends of its own.
         """
         state = self._states.get(request.request_id) or RequestState(
-            cell_of(request.num_context_tokens, request.is_greedy),
-            1.0 / self.shift_variance,
-            1.0 / self.late_variance,
+            cell_of(request.num_context_tokens, request.is_greedy), self._prior()
         )
         profile = self._profile(state.cell)
         centre = self.drift + state.shift
@@ -298,6 +287,7 @@ class SurvivalModel:
         groups = self._group(self._some(outcomes))
         if not groups:
             return 0.0
+        self._compare_memories(outcomes)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
         alarm = self._is_surprised(groups, evidence)
@@ -343,23 +333,34 @@ class SurvivalModel:
                 members.append(request_id)
         return groups
 
-    def _evidence(self, class_id: int, drafted: int, accepted: int) -> _Evidence:
+    def _evidence(self, class_id: int, drafted: int, accepted: int) -> Evidence:
         examined = min(accepted + 1, drafted)
-        probabilities = tuple(self.conditional_of_class(class_id, examined))
-        score = accepted - sum(probabilities)
-        information = sum(p * (1.0 - p) for p in probabilities) + 1e-6
-        first = probabilities[0]
-        return _Evidence(
-            score,
-            information,
-            score - ((accepted > 0) - first),
-            information - first * (1.0 - first),
-            probabilities,
-        )
+        probabilities = self.conditional_of_class(class_id, examined)
+        return evidence_of(tuple(probabilities), accepted)
+
+    def _compare_memories(self, outcomes: Sequence[RequestOutcome]) -> None:
+        priors = [self._prior(memory) for memory in self.memory.memories]
+        for outcome in self.memory.begin_step(outcomes, priors):
+            state = self._states.get(outcome.request_id)
+            drafted = min(outcome.num_draft_tokens, self.max_draft_length)
+            if state is not None and drafted > 0:
+                examined = min(max(outcome.num_accepted_tokens, 0) + 1, drafted)
+                profile = self._profile(state.cell)
+                logits = [self.drift + logit for logit in profile.logits[:examined]]
+                self.memory.compare(outcome, logits, priors)
 
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
         """Whether acceptance has changed abruptly."""
-        score, information = _total(groups, evidence)
+        score = information = 0.0
+        for key, members in groups.items():
+            _, one, *_ = evidence[key]
+            most = self.options.max_surprise * math.sqrt(one)
+            bounded = min(max(evidence[key].score, -most), most)
+            # What is not known of the requests themselves surprises nobody.
+            states = map(self._states.__getitem__, members)
+            weight = sum(1.0 / (1.0 + one / state.precision) for state in states)
+            score += weight * bounded
+            information += weight * one
         deviation = math.sqrt(
             information + information * information / self.drift_precision
         )
@@ -373,15 +374,22 @@ class SurvivalModel:
         self._surprise = 0.0
         self.num_alarms += 1
         self.drift_precision = min(self.drift_precision, self.options.alarm_precision)
-        prior = 1.0 / self.shift_variance
-        late_prior = 1.0 / self.late_variance
+        prior, late_prior, _ = self._prior()
         for state in self._states.values():
             state.precision = max(prior, 0.3 * state.precision)
             state.late_precision = max(late_prior, 0.3 * state.late_precision)
 
     def _update_drift(self, groups: _Groups, evidence: _EvidenceOf) -> float:
         """Move what all requests have in common; returns how far."""
-        score, information = _total(groups, evidence)
+        score = information = 0.0
+        prior = self._prior().shift_precision
+        for key, members in groups.items():
+            _, one, *_ = evidence[key]
+            states = map(self._states.__getitem__, members)
+            # The shift integrated out: what is left is less with all that is known.
+            weight = sum(prior / (max(s.precision, prior) + one) for s in states)
+            score += weight * evidence[key].score
+            information += weight * one
         self.drift_precision += information
         # The gradient is that of a line; far from the truth it overshoots.
         return self._move_drift(score / self.drift_precision)
@@ -431,30 +439,14 @@ class SurvivalModel:
                 profile.logits[position] = min(max(logit, -8.0), 8.0)
 
     def _update_requests(
-        self, members: Sequence[str], evidence: _Evidence, moved: float
+        self, members: Sequence[str], evidence: Evidence, moved: float
     ) -> None:
-        keep = self._keep_request
-        # What is forgotten is replaced by the prior, so that a request without news
-        # returns to the running mean.
-        back = (1.0 - keep) / self.shift_variance
-        late_back = (1.0 - keep) / self.late_variance
-        _, information, late_score, late_information, _ = evidence
-        score = evidence.score - information * moved
-        has_late = late_information > 1e-5
+        prior = self._prior()
         for request_id in members:
             state = self._states[request_id]
-            precision = keep * state.precision + information + back
-            step = (score - back * state.shift) / precision
-            shift = min(max(state.shift + step, -MAX_SHIFT), MAX_SHIFT)
-            state.precision, state.shift = precision, shift
-            if has_late:
-                precision = keep * state.late_precision + late_information + late_back
-                # What the shift explains now is not explained twice.
-                left = late_score - late_information * (moved + step)
-                late = state.late + (left - late_back * state.late) / precision
-                state.late = min(max(late, -MAX_SHIFT), MAX_SHIFT)
-                state.late_precision = precision
+            state.learn(evidence, moved, prior)
             self.class_of[request_id] = state.class_id
+        has_late = evidence.late_information > 1e-5
         self._learn_spread(self._states[members[0]], has_late)
 
     def _learn_spread(self, state: RequestState, has_late: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_mtp.control.request_memory import Memory
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import DecodeRequest, RequestOutcome
 
@@ -158,7 +159,7 @@ def test_half_of_what_is_known_of_a_request_is_new_after_the_stated_half_life() 
     """Weak shrinkage and no drift: the request's own memory is what is left."""
     half_life = 48.0
     options = SurvivalOptions(
-        request_half_life_drafts=half_life, drift_variance=0.0, alarm_sigmas=1e9
+        memories=(Memory(half_life, 3.0, 3.0),), drift_variance=0.0, alarm_sigmas=1e9
     )
     model = SurvivalModel(1, options)
     crowd = [f"r{i}" for i in range(200)]

@@ -10,6 +10,7 @@ from vllm_mtp.lab.grid_cells import (
     MAX_REQUEST_TOKENS,
     MIN_PHASE_TOKENS,
     MIN_REQUEST_TOKENS,
+    MIN_TEXTS,
     PROMPT_TOKENS,
     Cell,
     Prompts,
@@ -89,10 +90,12 @@ def test_a_list_that_is_none_is_refused() -> None:
 
 def test_prompts_of_a_long_cell_share_their_context(prompts: Prompts) -> None:
     (wave,) = make_waves(Cell("code", 4, 0.0, "long"), prompts, 48)
-    assert [len(each["prompt"]) for each in wave] == [128 + PROMPT_TOKENS] * 4
+    assert [len(each["prompt"]) for each in wave] == [128 + PROMPT_TOKENS] * MIN_TEXTS
     assert len({tuple(each["prompt"][:128]) for each in wave}) == 1
     own = [each["prompt"][128] for each in wave]
-    assert own == [1, 3, 1, 3]  # the short one is left out, then they come again
+    assert own == [1, 3] * (
+        MIN_TEXTS // 2
+    )  # the short one is left out, then they come again
 
 
 def test_a_short_cell_has_the_prompts_alone(prompts: Prompts) -> None:
@@ -124,7 +127,7 @@ def test_phases_go_back_and_forth_with_new_prompts(
 
 def test_a_request_is_as_long_as_the_round_needs_within_limits() -> None:
     cell = Cell("code", 4, 0.0, "short")
-    assert cell.request_tokens(200.0, 2.0) == 100
+    assert cell.request_tokens(200.0, 4.0) == 100
     assert cell.request_tokens(1.0, 2.0) == MIN_REQUEST_TOKENS
     assert cell.request_tokens(1e6, 2.0) == MAX_REQUEST_TOKENS
     phases = Cell("phases", 32, 0.0, "short")
@@ -137,7 +140,7 @@ def test_a_tokenizer_that_leaves_no_prompt_is_refused(options: GridOptions) -> N
 
 
 def test_every_round_has_prompts_of_its_own(tmp_path: Path) -> None:
-    code = [list(range(100 * i, 100 * i + 80)) for i in range(12)]
+    code = [list(range(100 * i, 100 * i + 80)) for i in range(3 * MIN_TEXTS)]
     prompts = make_prompts(code, list(range(500)), 4096, GridOptions(output=tmp_path))
     cell = Cell("code", 4, 0.0, "short")
     rounds = [make_waves(cell, prompts, 40, number)[0] for number in range(4)]
