@@ -1,4 +1,4 @@
-"""``vllm-mtp bench``: see rollback_bench.py, step_bench.py, grid_bench.py in lab/."""
+"""``vllm-mtp bench NAME``: see NAME_bench.py in lab/ (steps: step_bench.py)."""
 
 from pathlib import Path
 from typing import Annotated
@@ -288,3 +288,39 @@ def crossing(
             output=output,
         )
         run_crossing_bench(options, Console())
+
+
+@app.command()
+def off(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, comma-separated.")
+    ] = "1,16",
+    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Timed rounds of each engine.")] = 7,
+    output: Annotated[Path, typer.Option(help="Folder for off-<hardware>.json.")] = (
+        Path()
+    ),
+) -> None:
+    """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from vllm_mtp.lab.grid_options import parse_list
+        from vllm_mtp.lab.off_bench import OffOptions, run_off_bench
+
+        options = OffOptions(
+            model=model,
+            concurrencies=parse_list("concurrency", concurrency, int),
+            request_tokens=request_tokens,
+            num_repeats=repeats,
+            output=output,
+        )
+        run_off_bench(options, Console())

@@ -61,6 +61,11 @@ class ExplorationBudget:
         """Acceptance has changed: look closer now."""
         self._urgent_steps_left = self.options.urgent_steps
 
+    def disappoint(self) -> None:
+        """A closer look has seen nothing: a few of these in a row end it."""
+        left = self._urgent_steps_left - self.options.urgent_steps // 4
+        self._urgent_steps_left = max(left, 0)
+
     def earn(self, is_comparing: bool = False) -> None:
         """A step has passed.
 

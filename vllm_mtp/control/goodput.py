@@ -20,7 +20,7 @@ Deterministic: the same calls give the same decisions, on every rank.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
 
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
@@ -39,6 +39,13 @@ from vllm_mtp.records import (
 
 _Key = TypeVar("_Key")
 
+_SEARCH_ALONE_S = 0.4e-3
+_SEARCH_S = 1.2e-3
+"""What looking for a plan takes on a slow core, for one request and for several."""
+_SEARCH_SHARE = 0.005
+"""Of the time that it may take where steps are long."""
+_OFF_MARGIN = 0.01
+"""Gain that not drafting must promise: it needs no luck with acceptance."""
 _RESUME_HORIZON_STEPS = 64
 """Steps within which drafting must earn back what catching up costs."""
 
@@ -50,7 +57,8 @@ class GoodputOptions(NamedTuple):
     """Gain in goodput that another depth must promise. The best of many estimates is
     mostly the luckiest: on recorded texts smaller promises were not kept."""
     min_replan_steps: int = 8
-    """Steps between two searches for the best plan, after news."""
+    """Steps between two searches for the best plan, after news. Fewer where steps are
+    so long that it does not matter: a plan follows what requests have just accepted."""
     max_replan_steps: int = 32
     """The same when the last searches changed nothing."""
     max_token_latency_s: float | None = None
@@ -66,6 +74,7 @@ class GoodputOptions(NamedTuple):
 
 
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
+_goodput = attrgetter("goodput")
 
 
 def _items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:
@@ -295,6 +304,8 @@ class GoodputController:
         if jump > 0 or is_promising:
             # Only good news are worth a closer look at any price.
             self.budget.surprise()
+        elif self._is_off and examined and not any(a for _, _, a in examined):
+            self.budget.disappoint()
         self.cost.observe(outcome)
         self._steps_since_plan += 1
         is_due = self._steps_since_plan >= self._replan_steps
@@ -340,11 +351,19 @@ class GoodputController:
         self._usual_price = self._probe_price() if self._probe else 0.0
         assert self.plan is not None
         is_news |= before is None or before.depth != self.plan.depth
-        self._replan_steps = (
-            self.options.min_replan_steps
-            if is_news or self.budget.is_granted
-            else min(2 * max(self._replan_steps, 4), self.options.max_replan_steps)
-        )
+        self._replan_steps = self._steps_until_replan(is_news)
+
+    def _steps_until_replan(self, is_news: bool) -> int:
+        assert self.plan is not None
+        fewest = self.options.min_replan_steps
+        if self.plan.depth:
+            search_s = _SEARCH_S if len(self._seen) > 1 else _SEARCH_ALONE_S
+            affordable = math.ceil(search_s / (_SEARCH_SHARE * self.plan.seconds))
+            if affordable < fewest:
+                return affordable
+        if is_news or self.budget.is_granted:
+            return fewest
+        return min(2 * max(self._replan_steps, 4), self.options.max_replan_steps)
 
     def _batch(self, requests: Sequence[DecodeRequest]) -> Batch:
         survival, optimism = self.survival, self.options.exploration.optimism
@@ -387,7 +406,7 @@ class GoodputController:
 
     def _prefer_current(self, found: list[Plan]) -> Plan:
         """The best plan of the kind in use, unless another kind is clearly better."""
-        best = max(found, key=lambda plan: plan.goodput)
+        best = max(found, key=_goodput)
         current = self.plan
         if current is None:
             return best
@@ -398,12 +417,16 @@ class GoodputController:
         ]
         if not same:
             return best
-        kept = max(same, key=lambda plan: plan.goodput)
-        needed = 1 + self.options.margin
+        kept = max(same, key=_goodput)
+        catching_up = 0.0
         if self._is_off:
             catch_up_s = self._catch_up_s(len(self._seen))
-            needed += catch_up_s / kept.seconds / _RESUME_HORIZON_STEPS
-        return best if best.goodput > kept.goodput * needed else kept
+            catching_up = catch_up_s / kept.seconds / _RESUME_HORIZON_STEPS
+        gain = best.goodput / kept.goodput - 1.0 - catching_up
+        if gain > self.options.margin:
+            return best
+        off = max((p for p in found if p.depth == 0), default=kept, key=_goodput)
+        return off if off.goodput > kept.goodput * (1 + _OFF_MARGIN) else kept
 
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:

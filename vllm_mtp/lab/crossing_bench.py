@@ -30,24 +30,13 @@ from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
-from vllm_mtp.lab.grid_engines import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    engine_arguments,
-    engine_environ,
-)
-from vllm_mtp.lab.grid_options import GridOptions, refuse
-from vllm_mtp.lab.provenance import (
-    collect_provenance,
-    gpu_names,
-    machine_slug,
-    write_json,
-)
+from vllm_mtp.lab.grid_engines import EngineGroup
+from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.small_group import play_repeats, start_engines
 from vllm_mtp.lab.spread import Spread
 
 CONCURRENCY = 8
-KV_CACHE_MIB = 128
 MAX_LIMIT = 100
 TABLE = f"{VLLM_METHOD} with a table"
 
@@ -129,19 +118,12 @@ def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, 
     """
     model = resolve_model(options.model)
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        prompts = _start(group, model, options, logs)
+        longest = PROMPT_TOKENS + CONCURRENCY * options.request_tokens
+        prompts = start_engines(
+            group, options.contenders, model, longest, CONCURRENCY, logs
+        )
         waves = crossing_waves(prompts, options)
-        names = list(options.contenders)
-        # The controller learns, and prompts come into the prefix cache.
-        for repeat in range(2):
-            console.print(f"warm-up {repeat + 1}/2", highlight=False)
-            group.play_together(names, waves, CONCURRENCY)
-        rounds = []
-        for repeat in range(options.num_repeats):
-            console.print(f"repeat {repeat + 1}/{options.num_repeats}", highlight=False)
-            shift = repeat % len(names)
-            in_turn = [*names[shift:], *names[:shift]]
-            rounds.append(group.play_together(in_turn, waves, CONCURRENCY))
+        rounds = play_repeats(group, waves, CONCURRENCY, options.num_repeats, console)
     result = summarise_crossing(options, rounds)
     machine = machine_slug(result["provenance"]["hardware"])
     path = options.output / f"crossing-{machine}.json"
@@ -222,31 +204,6 @@ def print_crossing(result: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     same = "the same" if result["identical_texts"] else "DIFFERENT"
     console.print(f"Greedy texts: {same} from all contenders")
-
-
-def _start(
-    group: EngineGroup, model: str, options: CrossingOptions, logs: Path
-) -> Prompts:
-    environ = engine_environ(os.environ, logs, Path(model).is_dir())
-    for name in options.contenders:
-        log = logs / f"{name.replace(' ', '-')}.log"
-        group.add(EngineProcess(name, log, environ))
-    max_model_len = PROMPT_TOKENS + CONCURRENCY * options.request_tokens
-    for name, config in options.contenders.items():
-        arguments = engine_arguments(
-            model,
-            config,
-            "float32",
-            max_model_len,
-            CONCURRENCY,
-            KV_CACHE_MIB,
-            bool(gpu_names()),
-        )
-        group.engines[name].tell("start", engine=arguments)
-    facts = [group.engines[name].answer(START_TIMEOUT_S) for name in options.contenders]
-    sizes = GridOptions(concurrencies=(CONCURRENCY,), output=options.output)
-    baseline = group.engines[NO_SPECULATION]
-    return baseline.cut_prompts(facts[0]["vocab_size"], sizes)
 
 
 def _lengths(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -123,3 +123,13 @@ def test_savings_are_limited_so_that_calm_does_not_end_in_a_burst() -> None:
     for _ in range(100_000):
         budget.earn()
     assert budget.saved_steps <= OPTIONS.max_saved_steps + OPTIONS.fraction
+
+
+def test_a_closer_look_that_sees_nothing_ends_soon() -> None:
+    budget = past_grant()
+    budget.surprise()
+    budget.disappoint()
+    assert budget.is_urgent, "a single rejection says little"
+    for _ in range(3):
+        budget.disappoint()
+    assert not budget.is_urgent

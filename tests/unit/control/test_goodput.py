@@ -2,7 +2,9 @@
 
 import math
 import random
+import statistics
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +177,25 @@ def test_comparing_brings_it_back_from_off(num_requests: int) -> None:
     engine.acceptance = [0.9] * num_requests
     engine.run(150)
     assert min(engine.depths(500)) > 2
+
+
+@pytest.mark.parametrize(("scale", "least", "most"), [(0.3, 8, 32), (10.0, 1, 2)])
+def test_plans_are_looked_for_more_often_where_steps_are_long(
+    scale: float, least: int, most: int
+) -> None:
+    """It takes a fixed time."""
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(
+        controller, [0.8], lambda tokens, depth: scale * line_s(tokens, depth)
+    ).run(600)
+    found = [controller.plan]
+    for _ in range(60):
+        engine.run(1)
+        found.append(controller.plan)
+    # Every search gives a plan of its own, even if it is the same.
+    changed = [i for i, (a, b) in enumerate(pairwise(found)) if a is not b]
+    waits = [b - a for a, b in pairwise(changed)]
+    assert least <= statistics.median(waits) <= most
 
 
 # -- what probes may cost --------------------------------------------------------------

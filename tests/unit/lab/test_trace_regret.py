@@ -1,6 +1,6 @@
 """The goodput controller is never far from the oracle.
 
-A representative part of the worlds in about a minute (one seed, ten where the figure
+A representative part of the worlds in about a minute (one seed, more where the figure
 scatters most); all of them, with as many seeds as wanted:
 ``vllm-mtp trace replay --seeds 5``.
 """
@@ -34,22 +34,25 @@ def test_the_limits_are_those_that_were_agreed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "num_seeds"),
     [
-        "cpu-1-good",
-        "cpu-1-untuned",
-        "cpu-1-near-zero",
-        "cpu-16-spread",
-        "h100-32-tuned",
-        "h200-70b-64-kinds",
-        "h200-70b-16-long",
-        "moe-ep-8-tuned",
-        "moe-ep-64-near-zero",
+        ("cpu-1-good", 1),
+        ("cpu-1-untuned", 1),
+        ("cpu-1-near-zero", 1),
+        ("cpu-16-spread", 1),
+        ("h100-32-tuned", 1),
+        ("h200-70b-64-kinds", 3),
+        ("h200-70b-16-long", 1),
+        ("moe-ep-8-tuned", 1),
+        ("moe-ep-64-near-zero", 1),
     ],
 )
-def test_regret_in_a_stationary_world_is_at_most_3_percent(name: str) -> None:
+def test_regret_in_a_stationary_world_is_at_most_3_percent(
+    name: str, num_seeds: int
+) -> None:
     assert WORLDS[name].is_stationary
-    assert run(WORLDS[name]).regret() <= LIMITS["stationary"]
+    regrets = [run(WORLDS[name], seed).regret() for seed in range(num_seeds)]
+    assert statistics.fmean(regrets) <= LIMITS["stationary"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""What `mtp_plus` costs while it does not draft: every request pinned to K = 0.
+
+Three engines serve the same requests, step by step in turns: one without speculation,
+the same once more, and `mtp_plus` with K = 0 pinned by the request. How far the two
+alike ones are apart says what this machine can tell.
+
+Result (JSON)::
+
+    cells.<concurrency>.over_none    paired ratios of decode speed, `mtp_plus` to the
+                                     geometric mean of the two without speculation
+                       .none_again   the second one to the first
+                       .step_ms      median step time of each engine
+    identical_texts, options, provenance
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_mtp.config import METHOD
+from vllm_mtp.lab.demo import log_folder
+from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
+from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
+from vllm_mtp.lab.grid_engines import EngineGroup
+from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.small_group import play_repeats, start_engines
+from vllm_mtp.lab.spread import Spread
+
+AGAIN = "none again"
+CONTENDERS: dict[str, dict[str, Any] | None] = {
+    NO_SPECULATION: None,
+    AGAIN: None,
+    METHOD: {"method": METHOD},
+}
+MAX_CONCURRENCY = 256
+MAX_REQUEST_TOKENS = 512
+MAX_REPEATS = 100
+
+Round = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class OffOptions:
+    """What the user chose.
+
+    Attributes:
+        model: Folder, hub name, or None for the bundled checkpoint.
+        concurrencies: Requests at a time.
+        request_tokens: Tokens of every request.
+        num_repeats: Timed rounds of each engine and concurrency.
+        output: Folder for the result.
+    """
+
+    model: str | None = None
+    concurrencies: tuple[int, ...] = (1, 16)
+    request_tokens: int = 128
+    num_repeats: int = 7
+    output: Path = Path()
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ConfigError: One of them has a value that is not allowed.
+        """
+        for value in self.concurrencies:
+            if not 1 <= value <= MAX_CONCURRENCY:
+                allowed = f"numbers from 1 to {MAX_CONCURRENCY}"
+                refuse("concurrency", value, allowed)
+        if not 2 <= self.request_tokens <= MAX_REQUEST_TOKENS:
+            allowed = f"a number from 2 to {MAX_REQUEST_TOKENS}"
+            refuse("request-tokens", self.request_tokens, allowed)
+        if not 1 <= self.num_repeats <= MAX_REPEATS:
+            refuse("repeats", self.num_repeats, f"a number from 1 to {MAX_REPEATS}")
+        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
+            refuse("output", str(self.output), "a folder that exists and is writable")
+
+
+def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
+    """Measure, print and write.
+
+    Args:
+        options: What the user chose.
+        console: Where to print.
+
+    Returns:
+        The result as it was written.
+
+    Raises:
+        ServerError: An engine failed.
+    """
+    model = resolve_model(options.model)
+    most = max(options.concurrencies)
+    cells = {}
+    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+        longest = PROMPT_TOKENS + options.request_tokens
+        prompts = start_engines(group, CONTENDERS, model, longest, most, logs)
+        for concurrency in options.concurrencies:
+            console.print(f"{concurrency} requests at a time", highlight=False)
+            wave = pinned_wave(prompts, concurrency, options.request_tokens)
+            cells[concurrency] = play_repeats(
+                group, [wave], concurrency, options.num_repeats, console
+            )
+    result = summarise_off(options, cells)
+    machine = machine_slug(result["provenance"]["hardware"])
+    path = options.output / f"off-{machine}.json"
+    write_json(path, result)
+    print_off(result, console)
+    console.print(f"Written: {path}", markup=False)
+    return result
+
+
+def pinned_wave(
+    prompts: Prompts, concurrency: int, request_tokens: int
+) -> list[dict[str, Any]]:
+    """Requests whose K is pinned to 0; engines without speculation do not care."""
+    own = prompts.own[CODE]
+    sampling = {
+        "temperature": 0.0,
+        "max_tokens": request_tokens,
+        "extra_args": {METHOD: {"k": 0}},
+    }
+    return [
+        {"prompt": list(own[i % len(own)]), "sampling": sampling}
+        for i in range(concurrency)
+    ]
+
+
+def summarise_off(
+    options: OffOptions, cells: Mapping[int, Sequence[Round]]
+) -> dict[str, Any]:
+    """The result, from what each engine counted in each round."""
+    texts_agree = all(
+        len({figures["texts_sha256"] for figures in each.values()}) == 1
+        for rounds in cells.values()
+        for each in rounds
+    )
+    return {
+        "cells": {
+            str(concurrency): _summarise_cell(rounds)
+            for concurrency, rounds in cells.items()
+        },
+        "identical_texts": texts_agree,
+        "options": asdict(options) | {"output": str(options.output)},
+        "provenance": collect_provenance(sys.argv),
+    }
+
+
+def print_off(result: Mapping[str, Any], console: Console) -> None:
+    """A line for each concurrency."""
+    table = Table(title="K pinned to 0, of an engine without speculation")
+    for column in ("requests", "mtp_plus", "quartiles", "none again", "ms a step"):
+        table.add_column(column, justify="right")
+    for concurrency, cell in result["cells"].items():
+        ratio, again = cell["over_none"], cell["none_again"]
+        table.add_row(
+            concurrency,
+            f"{ratio['median']:.3f}",
+            "{:.3f}..{:.3f}".format(*ratio["quartiles"]),
+            f"{again['median']:.3f}",
+            f"{cell['step_ms'][NO_SPECULATION]:.1f}",
+        )
+    console.print(table)
+    same = "the same" if result["identical_texts"] else "DIFFERENT"
+    console.print(f"Greedy texts: {same} from all engines")
+
+
+def _summarise_cell(rounds: Sequence[Round]) -> dict[str, Any]:
+    speeds = {name: [_speed(each[name]) for each in rounds] for name in CONTENDERS}
+    pairs = zip(speeds[NO_SPECULATION], speeds[AGAIN], strict=True)
+    means = Spread.of([math.sqrt(first * second) for first, second in pairs])
+    again = Spread.of_ratio(Spread.of(speeds[AGAIN]), Spread.of(speeds[NO_SPECULATION]))
+    return {
+        "over_none": Spread.of_ratio(Spread.of(speeds[METHOD]), means).as_json(),
+        "none_again": again.as_json(),
+        "step_ms": {
+            name: Spread.of([_step_ms(each[name]) for each in rounds]).median
+            for name in CONTENDERS
+        },
+    }
+
+
+def _speed(figures: Mapping[str, Any]) -> float:
+    return float(figures["full_tokens"] / figures["full_seconds"])
+
+
+def _step_ms(figures: Mapping[str, Any]) -> float:
+    return float(1e3 * figures["full_seconds"] / figures["full_steps"])
