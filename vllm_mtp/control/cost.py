@@ -118,10 +118,8 @@ class ExpectedTimes:
 
     def mixed_curve(self, depth: int) -> list[float]:
         """Expected seconds at 0, 1/2, 1, ... draft tokens per request."""
-        return [
-            self.mixed(halves / 2, depth).seconds
-            for halves in range(2 * self._layout.max_draft_length + 1)
-        ]
+        tiers = self._times.mixed_tiers(self._layout, depth)
+        return [self._scale_s * relative for relative in tiers]
 
     def _of(self, features: Sequence[float]) -> Estimate:
         relative, deviation = self._times.relative(features)

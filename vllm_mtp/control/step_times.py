@@ -28,6 +28,9 @@ from typing import NamedTuple
 
 Vector = list[float]
 
+_LEAST_TIME = 0.05
+"""No step is believed to take less, relative to the scale."""
+
 
 class Estimate(NamedTuple):
     """Expected time of a step."""
@@ -151,8 +154,15 @@ class StepTimes:
         variance = math.fsum(
             f * g * self.covariance[i][j] for i, f in used for j, g in used
         )
-        mean = max(mean, 0.05)
+        mean = max(mean, _LEAST_TIME)
         return Estimate(mean, math.sqrt(max(variance, 0.0)) / mean)
+
+    def mixed_tiers(self, layout: Layout, depth: int) -> Vector:
+        """Relative times of all mixed tiers, as `relative` gives them, but at once."""
+        drafting = self.mean[-2] + depth * self.mean[-1] if depth else 0.0
+        first = layout.max_draft_length + 1
+        tiers = self.mean[first : layout.num_tiers]
+        return [max(tier + drafting, _LEAST_TIME) for tier in tiers]
 
     def learn(self, features: Sequence[float], relative: float, noise: float) -> None:
         """One Kalman update.

@@ -270,3 +270,13 @@ def test_whatever_it_hears_it_expects_positive_times(steps: list[StepOutcome]) -
             assert 0 < seconds < math.inf
             assert 0 <= deviation < math.inf
     assert 0 <= model.catch_up_token_s < math.inf
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_the_curve_of_mixed_batches_is_made_of_the_single_times(depth: int) -> None:
+    model = CostModel(K_MAX)
+    times = model.times(4, 500.0)
+    singles = [
+        times.mixed(halves / 2, depth).seconds for halves in range(2 * K_MAX + 1)
+    ]
+    assert times.mixed_curve(depth) == pytest.approx(singles)
