@@ -447,9 +447,10 @@ class GoodputController:
             and (p.depth, p.is_uniform) != (self.plan.depth, self.plan.is_uniform)
         ]
         hopeful = [p for p in others if p.optimistic_goodput > needed]
-        if self._is_off and self.options.compares_drafts and not self.budget.is_urgent:
-            # What may be better if more is accepted is compared first. What would be
-            # if only it were faster must be run.
+        if self._is_off and self.options.compares_drafts:
+            # What may be better if more is accepted is compared first, even after a
+            # surprise: more looks for the same price. What would be better if only it
+            # were faster must be run.
             hopeful = [p for p in hopeful if p.bold_goodput > needed]
             self._compares = not hopeful
             if not hopeful:
