@@ -93,9 +93,8 @@ def test_prompts_of_a_long_cell_share_their_context(prompts: Prompts) -> None:
     assert [len(each["prompt"]) for each in wave] == [128 + PROMPT_TOKENS] * MIN_TEXTS
     assert len({tuple(each["prompt"][:128]) for each in wave}) == 1
     own = [each["prompt"][128] for each in wave]
-    assert own == [1, 3] * (
-        MIN_TEXTS // 2
-    )  # the short one is left out, then they come again
+    # The short one is left out, then they come again.
+    assert own == [1, 3] * (MIN_TEXTS // 2)
 
 
 def test_a_short_cell_has_the_prompts_alone(prompts: Prompts) -> None:
