@@ -9,8 +9,10 @@ committed tokens over the expected time of drafting ``depth`` deep and verifying
 rows. No shape of the cost is assumed.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from vllm_mtp.control.cost import ExpectedTimes
@@ -19,6 +21,7 @@ _MAX_BOLDNESS = 0.6
 """Most by which optimism may shorten an expected time, as a fraction."""
 _NUM_MIXED_DEPTHS = 3
 _ABOVE_ANY_SURVIVAL = 2.0
+_goodput = attrgetter("goodput")
 
 
 class Group(NamedTuple):
@@ -134,12 +137,18 @@ def plans(
         return uniform
     ranked = sorted(uniform, key=lambda plan: -plan.optimistic_goodput)
     wanted = {plan.depth for plan in ranked[:_NUM_MIXED_DEPTHS]} | set(keep)
-    mixed = [
-        plan
-        for depth in sorted(wanted & set(allowed) - {0})
-        for plan in _mixed(depth, batch, base, times, optimism, 0 not in depths)
-    ]
-    return uniform + mixed
+    mixed: dict[int, Plan] = {}
+    waiting = sorted(wanted & set(allowed) - {0})
+    while waiting:
+        for depth in waiting:
+            found = _mixed(depth, batch, base, times, optimism, 0 not in depths)
+            if found is not None:
+                mixed[depth] = found
+        # Drafting deeper for a few may pay where drafting deeper for all does not.
+        best = max(chain(uniform, mixed.values()), key=_goodput)
+        above = len(allowed) if best.is_uniform else bisect_right(allowed, best.depth)
+        waiting = [d for d in allowed[above : above + 1] if d not in mixed]
+    return uniform + [mixed[depth] for depth in sorted(mixed)]
 
 
 def _base(batch: Batch) -> _Base:
@@ -182,7 +191,7 @@ def _mixed(
     times: ExpectedTimes,
     optimism: float,
     may_verify_nothing: bool,
-) -> Iterator[Plan]:
+) -> Plan | None:
     """The best cut."""
     marginals = sorted(
         (
@@ -206,7 +215,7 @@ def _mixed(
     first = 0 if may_verify_nothing else 1
     best = max(range(first, len(goodputs) - 1), key=goodputs.__getitem__, default=-1)
     if best < 0:
-        return
+        return None
     cut = marginals[best - 1][0] if best else _ABOVE_ANY_SURVIVAL
     lucky = base.tokens + sum(o * n for _, n, o in marginals[:best])
     seconds, doubt = times.mixed(halves[best] / 2, depth)
@@ -216,7 +225,7 @@ def _mixed(
         served = sum(s for s in group.survival[:depth] if s >= cut)
         worst = min(worst, 1.0 + served)
     tokens_there = goodputs[best] * seconds
-    yield Plan(depth, cut, tokens_there, seconds, lucky / bold_s, worst, bold_s)
+    return Plan(depth, cut, tokens_there, seconds, lucky / bold_s, worst, bold_s)
 
 
 def _interpolated(curve: Sequence[float], halves: float) -> float:

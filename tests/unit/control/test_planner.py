@@ -168,6 +168,24 @@ def test_a_dip_in_the_times_is_found() -> None:
     assert best_of(found).depth == 3
 
 
+def test_drafting_deeper_for_a_few_is_found_though_it_does_not_pay_for_all() -> None:
+    deepest = 8
+    layout = Layout(deepest)
+    verify = [1.0 + 0.3 * k for k in range(deepest + 1)]
+    uneven = [1.0 + 0.15 * h for h in range(2 * deepest + 1)]
+    nothing = [[0.0] * layout.size for _ in range(layout.size)]
+    shape = Shape([*verify, *uneven, 0.0, 0.01], nothing)
+    times = ExpectedTimes(layout, StepTimes(shape), 1.0)
+    sure, vain = group(6, [0.98] * deepest), group(58, [0.05] * deepest)
+    found = plans(Batch([sure, vain]), times, range(deepest + 1))
+    plan = best_of(found)
+    assert plan.depth == deepest
+    assert plan.draft_length(sure.survival) == deepest
+    assert plan.draft_length(vain.survival) == 0
+    uniform = sorted((p for p in found if p.is_uniform), key=lambda p: -p.goodput)
+    assert [p.depth for p in uniform[:3]] == [0, 1, 2]
+
+
 def test_nothing_accepted_means_nothing_drafted() -> None:
     batch = Batch([group(3, [0.01, 0.01, 0.01]), group(2, [0.02, 0.01, 0.01])])
     assert best_of(plans(batch, times_of([1.0, 1.1, 1.2, 1.3]), DEPTHS)).depth == 0

@@ -41,14 +41,7 @@ def test_the_limits_are_those_that_were_agreed() -> None:
         "cpu-1-near-zero",
         "cpu-16-spread",
         "h100-32-tuned",
-        # Known to miss the limit: 3.07 % here, 3.08 % in the mean of six seeds. Strict,
-        # so that whoever mends it has to take this away.
-        pytest.param(
-            "h200-70b-64-kinds",
-            marks=pytest.mark.xfail(
-                strict=True, reason="regret 3.1 %, see docs/results"
-            ),
-        ),
+        "h200-70b-64-kinds",
         "h200-70b-16-long",
         "moe-ep-8-tuned",
         "moe-ep-64-near-zero",
