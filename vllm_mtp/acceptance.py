@@ -14,6 +14,9 @@ from typing import NamedTuple
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 
+MAX_CONFIDENCE = 4.0
+"""A draft token's logit is that much above its runner-up's: as good as sure."""
+
 
 class Interval(NamedTuple):
     """A two-sided interval of a probability."""

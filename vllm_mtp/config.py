@@ -96,6 +96,15 @@ class MTPPlusConfig(BaseModel):
             "that the output does not depend on it."
         ),
     )
+    early_stop: bool = Field(
+        default=True,
+        description=(
+            "`goodput` only: end a draft where the next token is too unlikely to be "
+            "accepted, by what the MTP layers say of it. Where drafts come back to the "
+            "scheduler and steps run eagerly: Model Runner V1 with sync scheduling, on "
+            "a CPU or with `--enforce-eager`, one rank, no trace."
+        ),
+    )
     max_tpot_ms: float | None = Field(
         default=None,
         gt=0,

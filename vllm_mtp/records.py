@@ -4,7 +4,7 @@ Imports nothing of the project, and torch only for type checkers, so that every 
 (the pure-Python controllers included) can use it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +34,28 @@ class DecodeRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StopRule:
+    """When to stop drafting, and how many of a request's draft tokens to verify.
+
+    All worth is in expected committed tokens.
+    """
+
+    log_odds: Mapping[str, Sequence[float]]
+    """Of acceptance of a draft token of usual confidence, by request id, then by
+    position, 0..draft_depth - 1."""
+    dampings: Sequence[float]
+    """By position: factor of the log-odds while the confidence is unknown."""
+    slope: float
+    """Log-odds for each unit of confidence beyond the usual."""
+    usual_confidences: Sequence[float]
+    """By position."""
+    verify_prices: Sequence[float]
+    """Of verifying 0, 1, .. draft_depth draft tokens of one request."""
+    step_price: float
+    """Of one more draft step."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftDecision:
     """How many draft tokens to propose now and to verify in the next step."""
 
@@ -43,6 +65,8 @@ class DraftDecision:
     """Draft length K of each request, 0..draft_depth, by request id."""
     reason: str = ""
     """Why, in a word for logs and metrics: ``exploit``, ``probe``, ``fixed``, ..."""
+    stop_rule: StopRule | None = None
+    """Stops drafting earlier, where the worker can."""
 
 
 class RequestOutcome(NamedTuple):
@@ -52,6 +76,9 @@ class RequestOutcome(NamedTuple):
     num_draft_tokens: int
     """Draft tokens the target verified; those that the grammar forbade are left out."""
     num_accepted_tokens: int
+    confidences: tuple[float, ...] = ()
+    """Of the draft tokens, and of those drafted beyond them, in order: logit of the
+    proposal's first choice minus that of its second. Empty where unknown."""
 
     @property
     def acceptance_length(self) -> int:

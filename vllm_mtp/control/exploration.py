@@ -27,6 +27,9 @@ class ExplorationOptions(NamedTuple):
     """Overdraft for following up on a surprise; later probes pay it back."""
     pause_steps: int = 16
     """Fewest steps between two probes once the grant is spent, surprises aside."""
+    max_pause_steps: int = 128
+    """The same after probes that changed nothing: each doubles the pause. A probe whose
+    price is nothing by expectation still is not the best that could be done."""
     urgent_steps: int = 12
     """How long a surprise allows for overdraft and for probes without a pause."""
     max_slowdown: float = 4.0
@@ -44,6 +47,7 @@ class ExplorationBudget:
         self.options = options
         self.saved_steps = options.grant_steps
         self._steps_since_probe = 0
+        self._pause_steps = options.pause_steps
         self._urgent_steps_left = 0
         self._grant_steps_left = options.grant_lasts_steps
 
@@ -60,6 +64,16 @@ class ExplorationBudget:
     def surprise(self) -> None:
         """Acceptance has changed: look closer now."""
         self._urgent_steps_left = self.options.urgent_steps
+        self.be_curious()
+
+    def be_curious(self) -> None:
+        """Something is new: probes may follow each other closely again."""
+        self._pause_steps = self.options.pause_steps
+
+    def be_patient(self) -> None:
+        """A probe of the usual kind: the next one may wait longer."""
+        longest = self.options.max_pause_steps
+        self._pause_steps = min(2 * self._pause_steps, longest)
 
     def disappoint(self) -> None:
         """A closer look has seen nothing: a few of these in a row end it."""
@@ -88,7 +102,7 @@ class ExplorationBudget:
             price_steps: In step times of the best plan, >= 0.
         """
         is_free = self.is_granted or self.is_urgent
-        if not is_free and self._steps_since_probe < self.options.pause_steps:
+        if not is_free and self._steps_since_probe < self._pause_steps:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
         # What can never be saved is granted once all that can be is, and paid back

@@ -13,6 +13,7 @@ def make_controller(
     max_draft_length: int,
     depths: tuple[int, ...] | None = None,
     compares_drafts: bool = False,
+    stops_early: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
 
@@ -21,9 +22,11 @@ def make_controller(
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
         compares_drafts: outcomes hold drafts that were compared, not verified.
+        stops_early: the worker follows a `StopRule`.
     """
     if config.controller == "random":
-        return RandomController(max_draft_length, config.controller_seed)
+        seed = config.controller_seed
+        return RandomController(max_draft_length, seed, stops_early)
     if config.controller == "fixed":
         return FixedController(max_draft_length)
     if config.controller == "threshold":
@@ -35,6 +38,7 @@ def make_controller(
             max_token_latency_s=latency_s,
             depths=depths,
             compares_drafts=compares_drafts,
+            stops_early=stops_early,
         ),
     )
 

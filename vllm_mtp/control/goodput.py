@@ -27,6 +27,7 @@ from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
 from vllm_mtp.control.step_times import CostPrior
+from vllm_mtp.control.stopping import Stopping, prices
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import (
     CATCH_UP_TOKENS_PER_REQUEST,
@@ -68,6 +69,8 @@ class GoodputOptions(NamedTuple):
     ranks agree on. None for all up to the bound."""
     compares_drafts: bool = False
     """Outcomes tell how drafts would have done of which nothing was verified."""
+    stops_early: bool = False
+    """The worker can follow a `StopRule`."""
     survival: SurvivalOptions = SurvivalOptions()
     exploration: ExplorationOptions = ExplorationOptions()
     cost_prior: CostPrior = CostPrior()
@@ -75,6 +78,7 @@ class GoodputOptions(NamedTuple):
 
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
+_num_accepted = attrgetter("num_accepted_tokens")
 
 
 def _items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:
@@ -118,6 +122,8 @@ class GoodputController:
         self._can_be_off = 0 in self._depths
         self._lengths = _Lengths(_OFF, self.survival)
         self._times: ExpectedTimes | None = None
+        self._stopping: Stopping | None = None
+        """Under the plan; None until asked for."""
         self._probe: Plan | None = None
         """What would be tried next."""
         self._compares = False
@@ -133,6 +139,8 @@ class GoodputController:
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._planned_bucket = 0
+        self._buckets: set[int] = set()
+        """Sizes of batches that were planned for."""
         self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
 
@@ -170,9 +178,30 @@ class GoodputController:
             else:
                 self._keep_a_sample(chosen, requests)
         depth = lengths.plan.depth
+        if (
+            self.options.stops_early
+            and depth
+            and reason == "exploit"
+            and pins.count(None) == len(pins)
+        ):
+            return self._until_it_does_not_pay(requests, ids)
         if pins.count(None) != len(pins):
             depth = self._apply_pins(chosen, requests, depth)
         return DraftDecision(depth, chosen, reason)
+
+    def _until_it_does_not_pay(
+        self, requests: Sequence[DecodeRequest], ids: Sequence[str]
+    ) -> DraftDecision:
+        """Leave the draft lengths to the worker, which sees the drafts."""
+        assert self.plan is not None
+        assert self._times is not None
+        is_bounded = self.options.max_token_latency_s is not None
+        depth = self.plan.depth if is_bounded else self._depths[-1]
+        if self._stopping is None:
+            known = prices(self.plan, self._times, len(ids), depth)
+            self._stopping = Stopping(self.survival, known)
+        rule = self._stopping.rule(ids, self._classes(requests, ids))
+        return DraftDecision(depth, dict.fromkeys(ids, depth), "exploit", rule)
 
     def _classes(
         self, requests: Sequence[DecodeRequest], ids: Sequence[str]
@@ -243,6 +272,8 @@ class GoodputController:
         # Two in a row, where neither the step before nor the one after is like it, so
         # that one step both drafts and verifies as the probe says.
         self._probe_steps_left = 1 if self._is_off else 2
+        if not self._is_off and not self.budget.is_granted:
+            self.budget.be_patient()
         self.num_probes += 1
         self._probing = _Lengths(probe, self.survival)
         self._probing_compares = self._compares
@@ -304,7 +335,11 @@ class GoodputController:
         if jump > 0 or is_promising:
             # Only good news are worth a closer look at any price.
             self.budget.surprise()
-        elif self._is_off and examined and not any(a for _, _, a in examined):
+        elif (
+            self._is_off
+            and examined
+            and not any(r.num_accepted_tokens for r in examined)
+        ):
             self.budget.disappoint()
         self.cost.observe(outcome)
         self._steps_since_plan += 1
@@ -337,6 +372,9 @@ class GoodputController:
         self._steps_since_plan = 0
         bucket = request_bucket(len(requests))
         is_news = bucket != self._planned_bucket
+        if bucket not in self._buckets:
+            self._buckets.add(bucket)
+            self.budget.be_curious()
         self._planned_bucket = bucket
         context = sum(request.num_context_tokens for request in requests)
         self._times = self.cost.times(len(requests), context / len(requests))
@@ -431,8 +469,11 @@ class GoodputController:
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:
             self.num_switches += 1
+            if not plan.depth:
+                self.budget.be_curious()  # nothing else will tell when to come back
         self.plan = plan
         self._lengths = _Lengths(plan, self.survival)
+        self._stopping = None
 
     def _worth_a_probe(self, found: list[Plan]) -> Plan | None:
         """What may well beat the plan, cheapest for what it promises."""

@@ -6,9 +6,9 @@ one chooses sooner or later.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome, StopRule
 
 
 class RandomController:
@@ -18,9 +18,19 @@ class RandomController:
     got without them.
     """
 
-    def __init__(self, max_draft_length: int, seed: int) -> None:
+    def __init__(
+        self, max_draft_length: int, seed: int, stops_early: bool = False
+    ) -> None:
+        """Begin.
+
+        Args:
+            max_draft_length: Upper bound on K.
+            seed: The same one draws the same.
+            stops_early: Half of the steps get a `StopRule` that makes no sense.
+        """
         self.max_draft_length = max_draft_length
         self._random = random.Random(seed)
+        self._stops_early = stops_early
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         # Drawing the depth first makes whole steps without drafts likely, which
@@ -33,7 +43,23 @@ class RandomController:
             if pin is not None:
                 lengths[request_id] = min(max(pin, 0), self.max_draft_length)
         depth = max([depth, *lengths.values()])
-        return DraftDecision(depth, lengths, "random")
+        rule = None
+        if self._stops_early and depth and self._random.random() < 0.5:
+            rule = self._rule(lengths, depth)
+        return DraftDecision(depth, lengths, "random", rule)
+
+    def _rule(self, request_ids: Collection[str], depth: int) -> StopRule:
+        def draw(lowest: float, highest: float, count: int) -> list[float]:
+            return [self._random.uniform(lowest, highest) for _ in range(count)]
+
+        return StopRule(
+            log_odds={request_id: draw(-2.0, 4.0, depth) for request_id in request_ids},
+            dampings=draw(0.3, 1.0, depth),
+            slope=self._random.uniform(0.0, 2.0),
+            usual_confidences=draw(0.0, 2.0, depth),
+            verify_prices=[0.0, *draw(-0.2, 1.5, depth)],
+            step_price=self._random.uniform(-0.1, 0.6) * len(request_ids),
+        )
 
     def may_draft(self) -> bool:
         return True

@@ -24,6 +24,8 @@ _LEAD_HALF_LIFE_STEPS = 400.0
 _NEEDED_LEAD = 3.0
 """Log-likelihood by which the other memory must have been better."""
 _NUM_WATCHED = 4
+_LEAST = 1e-6
+"""No memory is judged by a single draft that it held impossible."""
 _MAX_ABSENCE_STEPS = 16
 """A watched request of which nothing is heard for so long is given up."""
 
@@ -216,7 +218,7 @@ class MemoryChoice:
 
 
 def _log_likelihood(probabilities: Sequence[float], num_accepted: int) -> float:
-    accepted = sum(math.log(p) for p in probabilities[:num_accepted])
+    accepted = sum(math.log(max(p, _LEAST)) for p in probabilities[:num_accepted])
     if num_accepted < len(probabilities):
-        accepted += math.log1p(-probabilities[num_accepted])
+        accepted += math.log(max(1.0 - probabilities[num_accepted], _LEAST))
     return accepted

@@ -32,6 +32,7 @@ from operator import mul
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import Interval, log_odds, logistic
+from vllm_mtp.control.confidence import ConfidenceModel, sane
 from vllm_mtp.control.request_memory import (
     LEVEL_WIDTH,
     MEAN_LEVEL,
@@ -84,9 +85,11 @@ class Profile:
         self.precisions = precisions
 
 
-_Groups = dict[tuple[int, int, int], list[str]]
-"""Requests of a step by (class, drafted, accepted)."""
-_EvidenceOf = dict[tuple[int, int, int], Evidence]
+_Key = tuple[int, int, int, tuple[float, ...]]
+"""(class, drafted, accepted, confidences)"""
+_Groups = dict[_Key, list[str]]
+"""Requests of a step that tell the same."""
+_EvidenceOf = dict[_Key, Evidence]
 
 _FIT_STEPS = 6
 
@@ -134,6 +137,7 @@ class SurvivalModel:
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self.memory = MemoryChoice(self.options.memories)
+        self.confidence = ConfidenceModel(max_draft_length)
         self._surprise = 0.0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
@@ -177,9 +181,20 @@ class SurvivalModel:
     ) -> list[float]:
         """``p_1`` .. ``p_K_max`` of a class, or the first few of them."""
         first, later, profile = self._log_odds(class_id)
+        dampings = self.confidence.dampings
         logits = profile.logits[:num_positions]
-        result = [logistic(later + logit) for logit in logits]
-        result[0] = logistic(first + logits[0])
+        result = [
+            logistic(damping * (later + logit))
+            for logit, damping in zip(logits, dampings, strict=False)
+        ]
+        result[0] = logistic(dampings[0] * (first + logits[0]))
+        return result
+
+    def log_odds_of_class(self, class_id: int) -> list[float]:
+        """Of each position, for a draft token of usual confidence."""
+        first, later, profile = self._log_odds(class_id)
+        result = [later + logit for logit in profile.logits]
+        result[0] = first + profile.logits[0]
         return result
 
     def survival_of_class(self, class_id: int) -> list[float]:
@@ -205,7 +220,7 @@ class SurvivalModel:
             if position >= num_known:
                 variance = drift_variance + 1.0 / profile.precisions[position]
                 log_odds_here += deviations * math.sqrt(variance)
-            alive *= logistic(log_odds_here)
+            alive *= logistic(log_odds_here * self.confidence.dampings[position])
             result.append(alive)
         return result
 
@@ -287,6 +302,9 @@ class SurvivalModel:
         groups = self._group(self._some(outcomes))
         if not groups:
             return 0.0
+        for *_, confidences in groups:
+            if confidences:
+                self.confidence.note(confidences)
         self._compare_memories(outcomes)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
@@ -318,14 +336,15 @@ class SurvivalModel:
         """Request ids by (class, drafted, accepted); those without drafts left out."""
         groups: _Groups = {}
         class_of, limit = self.class_of, self.max_draft_length
-        for request_id, drafted, accepted in outcomes:
+        for request_id, drafted, accepted, confidences in outcomes:
             drafted = min(drafted, limit)
             if drafted <= 0:
                 continue
             class_id = class_of.get(request_id)
             if class_id is None:
                 class_id = self.see(DecodeRequest(request_id, 0))
-            key = (class_id, drafted, min(max(accepted, 0), drafted))
+            accepted = min(max(accepted, 0), drafted)
+            key = (class_id, drafted, accepted, sane(confidences, drafted))
             members = groups.get(key)
             if members is None:
                 groups[key] = [request_id]
@@ -333,9 +352,22 @@ class SurvivalModel:
                 members.append(request_id)
         return groups
 
-    def _evidence(self, class_id: int, drafted: int, accepted: int) -> Evidence:
+    def _evidence(
+        self,
+        class_id: int,
+        drafted: int,
+        accepted: int,
+        confidences: tuple[float, ...],
+    ) -> Evidence:
         examined = min(accepted + 1, drafted)
-        probabilities = self.conditional_of_class(class_id, examined)
+        if not confidences:
+            probabilities = self.conditional_of_class(class_id, examined)
+        else:
+            offsets = self.confidence.offsets(confidences[:examined])
+            usual = self.log_odds_of_class(class_id)[:examined]
+            probabilities = [
+                logistic(a + b) for a, b in zip(usual, offsets, strict=True)
+            ]
         return evidence_of(tuple(probabilities), accepted)
 
     def _compare_memories(self, outcomes: Sequence[RequestOutcome]) -> None:
@@ -347,6 +379,10 @@ class SurvivalModel:
                 examined = min(max(outcome.num_accepted_tokens, 0) + 1, drafted)
                 profile = self._profile(state.cell)
                 logits = [self.drift + logit for logit in profile.logits[:examined]]
+                confidences = sane(outcome.confidences, examined)
+                if confidences:
+                    offsets = self.confidence.offsets(confidences[:examined])
+                    logits = [a + b for a, b in zip(logits, offsets, strict=True)]
                 self.memory.compare(outcome, logits, priors)
 
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
@@ -426,7 +462,12 @@ class SurvivalModel:
         moved: float,
     ) -> None:
         for key, members in groups.items():
-            class_id, _, accepted = key
+            class_id, _, accepted, confidences = key
+            if confidences:
+                for _ in members:
+                    self.confidence.learn(
+                        evidence[key].probabilities, accepted, confidences
+                    )
             profile = self._profile(class_id // (NUM_LEVELS * NUM_LEVELS))
             count = len(members)
             for position, p in enumerate(evidence[key].probabilities):

@@ -177,8 +177,8 @@ class TracingController:
             "outcome": self._num_outcomes,
             "step_time_s": round(outcome.step_time_s, 7),
             **{name: getattr(outcome, name) for name in OUTCOME_FIELDS},
-            "requests": [(of(i), drafted, ok) for i, drafted, ok in outcome.requests],
-            "compared": [(of(i), drafted, ok) for i, drafted, ok in outcome.compared],
+            "requests": [(of(i), k, ok) for i, k, ok, *_ in outcome.requests],
+            "compared": [(of(i), k, ok) for i, k, ok, *_ in outcome.compared],
         }
 
     def _write(self, line: Mapping[str, Any]) -> None:

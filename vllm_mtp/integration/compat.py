@@ -95,6 +95,7 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam("core", _SCHED + "output.CachedRequestData", ("resumed_req_ids",)),
+    Seam("core", "vllm.v1.outputs.DraftTokenIds", ("req_ids", "draft_token_ids")),
     # Requests (request_validation.py)
     Seam(
         "core",
@@ -166,6 +167,14 @@ SEAMS: tuple[Seam, ...] = (
         ("positions", "common_attn_metadata"),
     ),
     Seam("v1", _PROPOSER + "_get_slot_mapping", ("num_tokens", "slot_mapping")),
+    Seam("v1", _PROPOSER + "_greedy_sample", ("hidden_states",)),
+    Seam("v1", _PROPOSER + "_sample_from_logits", ("logits", "sampling_metadata")),
+    Seam(
+        "v1",
+        _PROPOSER + "_sample_draft_tokens",
+        ("hidden_states", "sampling_metadata"),
+    ),
+    Seam("v1", "vllm.v1.worker.gpu_model_runner.GPUModelRunner.take_draft_token_ids"),
     Seam(
         "v1",
         "vllm.v1.attention.backend.CommonAttentionMetadata",

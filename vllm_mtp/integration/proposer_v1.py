@@ -23,6 +23,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.no_drafts_v1 import (
     NO_DRAFT_METHODS,
     PlainSamplingWithoutDrafts,
@@ -60,7 +61,9 @@ class _DraftSlots:
         return self._starts[: num_slots + 1], self._ones[:num_slots]
 
 
-class _MTPPlusDrafter(RestsWhileOff, AnnouncesRejectedSlots, SpecDecodeBaseProposer):
+class _MTPPlusDrafter(
+    RestsWhileOff, AnnouncesRejectedSlots, StopsEarly, SpecDecodeBaseProposer
+):
     can_scrub = True
     rollback: Rollback
     model_runner: Any
@@ -78,9 +81,10 @@ class _MTPPlusDrafter(RestsWhileOff, AnnouncesRejectedSlots, SpecDecodeBasePropo
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""
         self._step = state
-        self._rolled_back = None
+        self._rolled_back = self.drafts = self.stop_rule = None
         if state is not None:
             self.forget_unseen(state.scheduler_output)
+            self.stop_rule = getattr(state.scheduler_output, "stop_rule", None)
 
     def end_step(self) -> None:
         self._step = self._rolled_back = None
@@ -222,6 +226,7 @@ class MTPPlusProposer(_MTPPlusDrafter, EagleProposer):
         num_rejected_tokens_gpu: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        self._next_seq_lens = None
         if num_rejected_tokens_gpu is not None:
             assert self._rolled_back is not None
             self._next_seq_lens = self._rolled_back.seq_lens
@@ -270,8 +275,11 @@ RUNNER_ATTRIBUTES = (
     "rejection_sampler",
     "requests",
     "sampler",
+    "take_draft_token_ids",
 )
 DRAFTER_ATTRIBUTES = (
+    "_enable_probabilistic_draft_probs",
+    "_last_draft_probs",
     "_slot_mapping_buffer",
     "backup_next_token_ids",
     "constant_draft_positions",
@@ -304,6 +312,8 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
     runner.drafter.prepare_to_rest()
+    runner.drafter.prepare_to_stop_early()
+    score_drafts(runner, runner.drafter)
     runner.rejection_sampler = PlainSamplingWithoutDrafts(
         runner.sampler, runner.speculative_config, runner.device
     )

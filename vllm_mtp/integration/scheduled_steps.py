@@ -58,9 +58,9 @@ class StepOutcomes:
         """A request's drafts were verified in the step whose output is here."""
         self._requests.append(outcome)
 
-    def add_compared(self, request_id: str, is_same: bool) -> None:
-        """A request's draft was not verified; was it what the target sampled?"""
-        self._compared.append(RequestOutcome(request_id, 1, int(is_same)))
+    def add_compared(self, outcome: RequestOutcome) -> None:
+        """A request's draft was not verified, but is it what the target sampled?"""
+        self._compared.append(outcome)
 
     def take(self) -> StepOutcome:
         """The oldest step's outcome; its output is here."""

@@ -10,6 +10,7 @@ Slots for drafts are reserved (``num_lookahead_tokens``) when a step is schedule
 only for steps that may draft: the controller says so beforehand.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -23,6 +24,11 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.early_stop import (
+    ScoredDraftTokenIds,
+    may_stop_early,
+    with_rule,
+)
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
     ScheduledStep,
@@ -34,6 +40,8 @@ from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
     RequestOutcome,
+    StepOutcome,
+    StopRule,
 )
 from vllm_mtp.request_options import pinned_draft_length
 
@@ -41,10 +49,12 @@ _GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily."""
 
 
-def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
+def _controller_of(
+    vllm_config: Any, compares_drafts: bool, stops_early: bool
+) -> Controller:
     own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
     depths = _allowed_depths(vllm_config)
-    controller = make_controller(own, bound, depths, compares_drafts)
+    controller = make_controller(own, bound, depths, compares_drafts, stops_early)
     if own.trace_path is None:
         return controller
     path = trace_path(own.trace_path, vllm_config)
@@ -87,13 +97,19 @@ class _ControlledScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.controller = _controller_of(self.vllm_config, self._can_compare_drafts())
+        self.controller = _controller_of(
+            self.vllm_config,
+            self._can_compare_drafts(),
+            may_stop_early(self.vllm_config),
+        )
         is_async = isinstance(self, AsyncScheduler)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}
         self._still_waiting: frozenset[str] = frozenset()
         """Requests whose drafts of this step are made without all of their KV."""
+        self._stop_rule: StopRule | None = None
+        """Of the step that was scheduled last."""
         self._traits: dict[str, _RequestTraits] = {}
         self._max_lookahead = self.num_lookahead_tokens
 
@@ -157,6 +173,7 @@ class _ControlledScheduler(Scheduler):
         self._draft_lengths.update(decision.num_draft_tokens)
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
+        self._stop_rule = decision.stop_rule
         self._outcomes.begin(
             ScheduledStep(
                 len(scheduler_output.num_scheduled_tokens),
@@ -234,7 +251,10 @@ class _ControlledScheduler(Scheduler):
         num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
         self._outcomes.add(
             RequestOutcome(
-                request_id, num_draft_tokens - num_invalid, num_accepted_tokens
+                request_id,
+                num_draft_tokens - num_invalid,
+                num_accepted_tokens,
+                self._confidences_of(request_id),
             )
         )
         return super().make_spec_decoding_stats(
@@ -252,17 +272,52 @@ class _ControlledScheduler(Scheduler):
     ) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
-            self.controller.observe(self._outcomes.take())
+            self._hear(self._outcomes.take())
         return outputs
+
+    def _hear(self, outcome: StepOutcome) -> None:
+        self.controller.observe(outcome)
+
+    def _confidences_of(self, request_id: str) -> tuple[float, ...]:
+        return ()
 
 
 class MTPPlusScheduler(_ControlledScheduler):
-    """Sync scheduling: drafts come back to the scheduler between two steps."""
+    """Sync scheduling: drafts come back to the scheduler between two steps.
+
+    Under a stop rule the worker has the last word on depth and draft lengths, and how
+    deep it drafted is known only when the drafts come: the step's outcome waits.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._not_verified: dict[str, int] = {}
         """First draft token of requests that have none verified."""
+        self._confidences: dict[str, tuple[float, ...]] = {}
+        """Of the draft tokens that came last."""
+        self._waiting_outcome: StepOutcome | None = None
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._hear_with_depth(None)
+        output = super().schedule(*args, **kwargs)
+        if self._stop_rule is None or not output.num_spec_tokens_to_schedule:
+            return output
+        return with_rule(output, self._stop_rule)
+
+    def _hear(self, outcome: StepOutcome) -> None:
+        if self._stop_rule is None:
+            super()._hear(outcome)
+        else:
+            self._waiting_outcome = outcome
+
+    def _hear_with_depth(self, depth: int | None) -> None:
+        outcome, self._waiting_outcome = self._waiting_outcome, None
+        if outcome is not None:
+            known = outcome if depth is None else replace(outcome, draft_depth=depth)
+            super()._hear(known)
+
+    def _confidences_of(self, request_id: str) -> tuple[float, ...]:
+        return self._confidences.get(request_id, ())
 
     def _can_compare_drafts(self) -> bool:
         # Drawn drafts agree with what the target draws less often than they would be
@@ -272,12 +327,25 @@ class MTPPlusScheduler(_ControlledScheduler):
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
+        self._confidences.clear()
+        if isinstance(draft_token_ids, ScoredDraftTokenIds):
+            self._take_scores(draft_token_ids)
         for request_id in draft_token_ids.req_ids:
             draft = self._cut_draft(request_id)
             is_verified = self._draft_lengths.get(request_id, 0) > 0
             # Drafts made without all of their KV say nothing.
             if draft and not is_verified and request_id not in self._still_waiting:
                 self._not_verified[request_id] = draft[0]
+
+    def _take_scores(self, drafts: ScoredDraftTokenIds) -> None:
+        request_ids = drafts.req_ids
+        self._confidences.update(zip(request_ids, drafts.confidences, strict=True))
+        if drafts.lengths is not None:
+            lengths = self._draft_lengths
+            for request_id, length in zip(request_ids, drafts.lengths, strict=True):
+                if request_id in lengths:
+                    lengths[request_id] = min(lengths[request_id], length)
+            self._hear_with_depth(len(drafts.confidences[0]))
 
     def update_from_output(
         self,
@@ -300,8 +368,14 @@ class MTPPlusScheduler(_ControlledScheduler):
             if request_id in index and request_id not in verified:
                 sampled = model_runner_output.sampled_token_ids[index[request_id]]
                 if sampled:
+                    is_same = int(sampled[0]) == draft_token_id
                     self._outcomes.add_compared(
-                        request_id, int(sampled[0]) == draft_token_id
+                        RequestOutcome(
+                            request_id,
+                            1,
+                            int(is_same),
+                            self._confidences_of(request_id)[:1],
+                        )
                     )
         self._not_verified.clear()
 

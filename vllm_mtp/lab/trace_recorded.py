@@ -214,7 +214,7 @@ class _Seen:
             self._last_context[request_id] = context
 
     def _learn(self, traced: TracedOutcome, step: int) -> None:
-        for request_id, drafted, accepted in traced.outcome.requests:
+        for request_id, drafted, accepted, *_ in traced.outcome.requests:
             history = self.histories.get(request_id)
             if history is None or not drafted:
                 continue
@@ -248,6 +248,6 @@ def outcome_delay(
             chosen = decisions[index].decision.num_draft_tokens
             agreeing[delay] += sum(
                 chosen.get(request_id) == drafted
-                for request_id, drafted, _ in outcome.requests
+                for request_id, drafted, *_ in outcome.requests
             )
     return max(_DELAYS, key=lambda delay: agreeing[delay])

@@ -10,7 +10,7 @@ from vllm_mtp.lab.grid_cells import (
     MAX_REQUEST_TOKENS,
     MIN_PHASE_TOKENS,
     MIN_REQUEST_TOKENS,
-    MIN_TEXTS,
+    MIN_TEXTS_OF_BATCH,
     PROMPT_TOKENS,
     Cell,
     Prompts,
@@ -90,11 +90,13 @@ def test_a_list_that_is_none_is_refused() -> None:
 
 def test_prompts_of_a_long_cell_share_their_context(prompts: Prompts) -> None:
     (wave,) = make_waves(Cell("code", 4, 0.0, "long"), prompts, 48)
-    assert [len(each["prompt"]) for each in wave] == [128 + PROMPT_TOKENS] * MIN_TEXTS
+    assert [len(each["prompt"]) for each in wave] == [
+        128 + PROMPT_TOKENS
+    ] * MIN_TEXTS_OF_BATCH
     assert len({tuple(each["prompt"][:128]) for each in wave}) == 1
     own = [each["prompt"][128] for each in wave]
     # The short one is left out, then they come again.
-    assert own == [1, 3] * (MIN_TEXTS // 2)
+    assert own == [1, 3] * (MIN_TEXTS_OF_BATCH // 2)
 
 
 def test_a_short_cell_has_the_prompts_alone(prompts: Prompts) -> None:
@@ -125,8 +127,8 @@ def test_phases_go_back_and_forth_with_new_prompts(
 
 
 def test_a_request_is_as_long_as_the_round_needs_within_limits() -> None:
-    cell = Cell("code", 4, 0.0, "short")
-    assert cell.request_tokens(200.0, 4.0) == 100
+    cell = Cell("constrained", 4, 0.0, "short")
+    assert cell.request_tokens(200.0, 2.0) == 100
     assert cell.request_tokens(1.0, 2.0) == MIN_REQUEST_TOKENS
     assert cell.request_tokens(1e6, 2.0) == MAX_REQUEST_TOKENS
     phases = Cell("phases", 32, 0.0, "short")
@@ -139,7 +141,7 @@ def test_a_tokenizer_that_leaves_no_prompt_is_refused(options: GridOptions) -> N
 
 
 def test_every_round_has_prompts_of_its_own(tmp_path: Path) -> None:
-    code = [list(range(100 * i, 100 * i + 80)) for i in range(3 * MIN_TEXTS)]
+    code = [list(range(100 * i, 100 * i + 80)) for i in range(3 * MIN_TEXTS_OF_BATCH)]
     prompts = make_prompts(code, list(range(500)), 4096, GridOptions(output=tmp_path))
     cell = Cell("code", 4, 0.0, "short")
     rounds = [make_waves(cell, prompts, 40, number)[0] for number in range(4)]

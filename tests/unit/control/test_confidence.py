@@ -1,0 +1,71 @@
+"""The slope of acceptance over confidence is found, and what is unknown is damped."""
+
+import random
+
+import pytest
+
+from vllm_mtp.acceptance import logistic
+from vllm_mtp.control.confidence import ConfidenceModel
+from vllm_mtp.control.survival import SurvivalModel
+from vllm_mtp.records import DecodeRequest, RequestOutcome
+
+K_MAX = 4
+
+
+def draw_outcome(
+    rng: random.Random, slope: float, request_id: str = "r"
+) -> RequestOutcome:
+    """All positions alike: log-odds 1.5 at confidence 1.5."""
+    confidences = tuple(rng.uniform(0.0, 3.0) for _ in range(K_MAX))
+    accepted = 0
+    while accepted < K_MAX:
+        log_odds = 1.5 + slope * (confidences[accepted] - 1.5)
+        if rng.random() >= logistic(log_odds):
+            break
+        accepted += 1
+    return RequestOutcome(request_id, K_MAX, accepted, confidences)
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, 2.5])
+def test_the_slope_is_learned_from_what_was_accepted(slope: float) -> None:
+    rng, model = random.Random(1), SurvivalModel(K_MAX)
+    for step in range(1500):
+        model.see(DecodeRequest(f"r{step // 50}", 100))
+        model.observe([draw_outcome(rng, slope, f"r{step // 50}")])
+    assert model.confidence.slope == pytest.approx(slope, abs=0.35)
+    assert model.confidence.centres == pytest.approx([1.5] * K_MAX, abs=0.15)
+
+
+def test_survival_without_confidences_is_that_of_the_mean_draft() -> None:
+    """Averaged over confidences, not taken at the usual one: the mean of a logistic."""
+    rng, model = random.Random(2), SurvivalModel(K_MAX)
+    outcomes = [draw_outcome(rng, 2.5) for _ in range(3000)]
+    model.see(DecodeRequest("r", 100))
+    for outcome in outcomes:
+        model.observe([outcome])
+    first = sum(o.num_accepted_tokens > 0 for o in outcomes) / len(outcomes)
+    class_id = model.class_of["r"]
+    assert model.survival_of_class(class_id)[0] == pytest.approx(first, abs=0.05)
+    at_usual = logistic(model.log_odds_of_class(class_id)[0])
+    assert at_usual > first + 0.03, "damping matters"
+
+
+def test_where_nothing_is_known_of_confidence_nothing_changes() -> None:
+    with_field, without = SurvivalModel(K_MAX), SurvivalModel(K_MAX)
+    rng = random.Random(3)
+    for _ in range(200):
+        outcome = draw_outcome(rng, 1.0)
+        with_field.observe([outcome._replace(confidences=())])
+        without.observe([RequestOutcome(*outcome[:3])])
+    assert with_field.confidence.dampings == [1.0] * K_MAX
+    class_id = with_field.class_of["r"]
+    assert with_field.survival_of_class(class_id) == without.survival_of_class(class_id)
+
+
+def test_confidences_beyond_the_depth_and_without_bound_do_no_harm() -> None:
+    model = ConfidenceModel(2)
+    for _ in range(50):
+        model.note((1e30, float("inf"), 1.0, 1.0))
+        model.learn((0.5, 0.5), 2, (1e30, float("inf"), 1.0))
+    assert model.offsets((1e30, 0.0, 7.0)) == pytest.approx([0.0, -4.0 * model.slope])
+    assert model.dampings == pytest.approx([1.0, 1.0])

@@ -1,0 +1,95 @@
+"""Prices of drafting under a plan, and when a decision leaves the length to a rule."""
+
+import random
+
+import pytest
+
+from tests.unit.control.small_engine import SmallEngine, line_s
+from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.step_times import Layout, Shape, StepTimes
+from vllm_mtp.control.stopping import _STEP_MARGIN, prices
+from vllm_mtp.records import DecodeRequest
+
+K_MAX = 4
+LAYOUT = Layout(K_MAX)
+
+
+def times_of(uniform: list[float], mixed_row: float, draft: float) -> ExpectedTimes:
+    mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
+    nothing = [[0.0] * LAYOUT.size for _ in range(LAYOUT.size)]
+    shape = Shape([*uniform, *mixed, 0.3, draft], nothing)
+    return ExpectedTimes(LAYOUT, StepTimes(shape), 0.01)
+
+
+def plan_of(goodput: float, depth: int = 2) -> Plan:
+    return Plan(depth, 0.0, goodput, 1.0, goodput)
+
+
+def test_of_a_single_request_every_length_has_its_own_price() -> None:
+    times = times_of([1.0, 1.5, 1.4, 1.3, 1.6], 9.9, 0.2)
+    found = prices(plan_of(150.0), times, num_requests=1, depth=K_MAX)
+    # 150 tokens a second, steps of 10 ms: 1.5 tokens for each unit.
+    assert found.verify == pytest.approx([0.0, 0.75, 0.6, 0.45, 0.9])
+    assert found.step == pytest.approx(_STEP_MARGIN * 0.3)
+
+
+def test_of_many_requests_each_row_has_the_same_price() -> None:
+    times = times_of([1.0, 9.0, 9.0, 9.0, 9.0], 0.8, 0.2)
+    found = prices(plan_of(1000.0), times, num_requests=8, depth=3)
+    # A token of all eight takes 8 ms, of one 1 ms.
+    assert found.verify == pytest.approx([0.0, 1.0, 2.0, 3.0])
+
+
+def test_rows_that_seem_to_save_time_are_free_not_paid_for() -> None:
+    times = times_of([1.0] * 5, -0.5, -0.2)
+    found = prices(plan_of(100.0), times, num_requests=8, depth=2)
+    assert found.verify == [0.0, 0.0, 0.0]
+    assert found.step == 0.0
+
+
+def settled(acceptance: float = 0.8, **options: object) -> SmallEngine:
+    controller = GoodputController(
+        K_MAX,
+        GoodputOptions(stops_early=True, **options),  # type: ignore[arg-type]
+    )
+    engine = SmallEngine(controller, [acceptance] * 3, rng=random.Random(0))
+    return engine.run(400)
+
+
+def test_where_it_drafts_the_worker_has_the_last_word_except_in_probes() -> None:
+    engine = settled()
+    kinds = {(d.reason, d.stop_rule is not None) for d in engine.decisions[20:]}
+    assert kinds == {("exploit", True), ("probe", False)}
+    ruled = next(d for d in engine.decisions if d.stop_rule is not None)
+    assert ruled.stop_rule is not None
+    assert ruled.draft_depth == K_MAX
+    assert set(ruled.stop_rule.log_odds) == set(ruled.num_draft_tokens)
+    assert len(ruled.stop_rule.verify_prices) == K_MAX + 1
+
+
+def test_workers_that_cannot_stop_get_no_rule() -> None:
+    engine = SmallEngine(GoodputController(K_MAX), [0.8] * 3).run(200)
+    assert all(decision.stop_rule is None for decision in engine.decisions)
+
+
+def test_a_bound_on_latency_bounds_the_rule_as_well() -> None:
+    deepest = {}
+    for bound_s in (None, line_s(2, 2) / 1.39):
+        engine = settled(0.3, max_token_latency_s=bound_s)
+        ruled = [d.draft_depth for d in engine.decisions[200:] if d.stop_rule]
+        deepest[bound_s is None] = max(ruled)
+    assert deepest[True] == K_MAX
+    assert deepest[False] < K_MAX
+
+
+def test_pins_are_kept_as_they_are() -> None:
+    engine = settled()
+    controller = engine.controller
+    requests = [DecodeRequest("r0", 100), DecodeRequest("pinned", 100, True, 3)]
+    for _ in range(20):
+        controller.may_draft()
+        decision = controller.decide(requests)
+        assert decision.stop_rule is None
+        assert decision.num_draft_tokens["pinned"] == 3

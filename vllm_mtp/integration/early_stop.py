@@ -1,0 +1,62 @@
+"""Early stop of drafting: where it is possible, and how it travels.
+
+The scheduler's rule goes to the worker with the step, and what became of it comes back
+with the drafts: both in subclasses of the objects in which vLLM itself sends a step and
+its drafts.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import DraftTokenIds
+
+from vllm_mtp.integration.settings import settings_of
+from vllm_mtp.records import StopRule
+
+
+@dataclass
+class RuledSchedulerOutput(SchedulerOutput):
+    """A step whose drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
+
+    stop_rule: StopRule | None = None
+
+
+@dataclass
+class ScoredDraftTokenIds(DraftTokenIds):
+    """Drafts, and what their proposals said of them."""
+
+    # num_reqs x draft steps that were made
+    confidences: list[tuple[float, ...]]
+    # [num_reqs]: tokens that are worth verifying; None where no rule was given
+    lengths: list[int] | None
+
+
+def with_rule(output: SchedulerOutput, rule: StopRule) -> RuledSchedulerOutput:
+    """The same step, ruled."""
+    known = {field.name: getattr(output, field.name) for field in fields(output)}
+    return RuledSchedulerOutput(**known, stop_rule=rule)
+
+
+def may_stop_early(vllm_config: Any) -> bool:
+    """Whether this engine's drafting may stop early.
+
+    Not where drafts never come back to the scheduler (async scheduling), where a draft
+    step is part of a CUDA graph or too short to look at its outcome, where ranks must
+    make the same draft steps, or where draft steps differ from each other. Not while a
+    trace is written: what was not drafted could not be replayed.
+    """
+    own, speculation = settings_of(vllm_config), vllm_config.speculative_config
+    return (
+        own.early_stop
+        and own.controller in ("goodput", "random")
+        and own.trace_path is None
+        and not vllm_config.use_v2_model_runner
+        and not vllm_config.scheduler_config.async_scheduling
+        and vllm_config.parallel_config.world_size_across_dp == 1
+        and (current_platform.is_cpu() or vllm_config.model_config.enforce_eager)
+        and not speculation.use_local_argmax_reduction
+        and not speculation.use_gemma4_mtp()
+        and not speculation.use_step3p5_mtp()
+    )
