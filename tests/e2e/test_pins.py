@@ -83,7 +83,7 @@ def generate(llm: Any, pins: list[Any]) -> tuple[list[list[int]], dict[int, set[
     first = min(int(output.request_id.split("-")[0]) for output in outputs)
     lengths: dict[int, set[int]] = {index: set() for index in range(len(pins))}
     for outcome in recorder.outcomes:
-        for request_id, drafted, _ in outcome.requests:
+        for request_id, drafted, *_ in outcome.requests:
             lengths[int(request_id.split("-")[0]) - first].add(drafted)
     return [list(output.outputs[0].token_ids) for output in outputs], lengths
 

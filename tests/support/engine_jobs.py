@@ -112,7 +112,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
 def accepted_by_step(outcomes: Any) -> list[list[list[int]]]:
     """(number of the request, drafted, accepted) of each step."""
     return [
-        sorted([int(i.split("-")[0]), k, accepted] for i, k, accepted in step.requests)
+        sorted([int(i.split("-")[0]), k, ok] for i, k, ok, *_ in step.requests)
         for step in outcomes
     ]
 

@@ -178,19 +178,14 @@ class GoodputController:
             else:
                 self._keep_a_sample(chosen, requests)
         depth = lengths.plan.depth
-        if (
-            self.options.stops_early
-            and depth
-            and reason == "exploit"
-            and pins.count(None) == len(pins)
-        ):
-            return self._until_it_does_not_pay(requests, ids)
+        if self.options.stops_early and depth and reason == "exploit" and not any(pins):
+            return self._until_it_does_not_pay(requests)
         if pins.count(None) != len(pins):
             depth = self._apply_pins(chosen, requests, depth)
         return DraftDecision(depth, chosen, reason)
 
     def _until_it_does_not_pay(
-        self, requests: Sequence[DecodeRequest], ids: Sequence[str]
+        self, requests: Sequence[DecodeRequest]
     ) -> DraftDecision:
         """Leave the draft lengths to the worker, which sees the drafts."""
         assert self.plan is not None
@@ -198,10 +193,16 @@ class GoodputController:
         is_bounded = self.options.max_token_latency_s is not None
         depth = self.plan.depth if is_bounded else self._depths[-1]
         if self._stopping is None:
-            known = prices(self.plan, self._times, len(ids), depth)
+            known = prices(self.plan, self._times, len(requests), depth)
             self._stopping = Stopping(self.survival, known)
-        rule = self._stopping.rule(ids, self._classes(requests, ids))
-        return DraftDecision(depth, dict.fromkeys(ids, depth), "exploit", rule)
+        chosen = {request.request_id: depth for request in requests}
+        free = [request for request in requests if request.pinned_draft_length is None]
+        if len(free) < len(requests):
+            chosen = dict.fromkeys(chosen, 0)
+            chosen.update((request.request_id, depth) for request in free)
+        ids = [request.request_id for request in free]
+        rule = self._stopping.rule(ids, self._classes(free, ids)) if free else None
+        return DraftDecision(depth if free else 0, chosen, "exploit", rule)
 
     def _classes(
         self, requests: Sequence[DecodeRequest], ids: Sequence[str]

@@ -10,6 +10,7 @@ Slots for drafts are reserved (``num_lookahead_tokens``) when a step is schedule
 only for steps that may draft: the controller says so beforehand.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +88,16 @@ class _RequestTraits:
             # the clock: only without drafts does a seed mean the same text again.
             pin = 0
         self.pinned_draft_length = pin
+
+
+def _for_others(
+    rule: StopRule | None, still_waiting: Collection[str]
+) -> StopRule | None:
+    """A rule that drafts nothing for some."""
+    if rule is None or not still_waiting:
+        return rule
+    others = {i: p for i, p in rule.log_odds.items() if i not in still_waiting}
+    return replace(rule, log_odds=others)
 
 
 class _ControlledScheduler(Scheduler):
@@ -173,7 +184,7 @@ class _ControlledScheduler(Scheduler):
         self._draft_lengths.update(decision.num_draft_tokens)
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
-        self._stop_rule = decision.stop_rule
+        self._stop_rule = _for_others(decision.stop_rule, caught_up.still_waiting)
         self._outcomes.begin(
             ScheduledStep(
                 len(scheduler_output.num_scheduled_tokens),

@@ -84,6 +84,21 @@ def test_a_bound_on_latency_bounds_the_rule_as_well() -> None:
     assert deepest[False] < K_MAX
 
 
+def test_requests_that_are_switched_off_leave_the_rule_to_the_others() -> None:
+    controller = settled().controller
+    requests = [DecodeRequest("r0", 100), DecodeRequest("off", 100, True, 0)]
+    decisions = []
+    for _ in range(20):
+        controller.may_draft()
+        decisions.append(controller.decide(requests))
+    ruled = [d for d in decisions if d.stop_rule is not None]
+    assert ruled
+    assert all(set(d.stop_rule.log_odds) == {"r0"} for d in ruled if d.stop_rule)
+    assert all(d.num_draft_tokens["off"] == 0 for d in decisions)
+    only_off = controller.decide([DecodeRequest("off", 100, True, 0)])
+    assert (only_off.draft_depth, only_off.stop_rule) == (0, None)
+
+
 def test_pins_are_kept_as_they_are() -> None:
     engine = settled()
     controller = engine.controller
