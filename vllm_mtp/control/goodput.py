@@ -9,29 +9,29 @@ The cost of drafting, paid in the step that drafts, and that of verifying, paid 
 next, belong to one decision: both are in the time that a plan is divided by.
 
 Stable: another depth must promise ``margin`` more, and drafting after a pause must
-earn back what catching up costs. Curious: plans that would be the best if luck is with
-them are tried for a step or two, within a budget (`exploration`). Never lost at K = 0:
-without drafts acceptance grows uncertain, so now and then one token is drafted, and
-verified or, where that is possible and cheaper, compared with what the target samples.
+earn back what catching up costs (`preference`). Curious: plans that would be the best
+if luck is with them are tried for a step or two, within a budget (`probing`). Where the
+worker can look at its drafts, a plan of depth > 0 only says that drafting pays and what
+time is worth; how deep is left to a rule (`stopping`).
 
 Deterministic: the same calls give the same decisions, on every rank.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
 
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
-from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
+from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
+from vllm_mtp.control.preference import feasible, preferred
+from vllm_mtp.control.probing import Probing, Situation
 from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.stopping import Stopping, prices
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import (
-    CATCH_UP_TOKENS_PER_REQUEST,
-    MIN_CATCH_UP_TOKENS,
     DecodeRequest,
     DraftDecision,
     RequestOutcome,
@@ -45,10 +45,6 @@ _SEARCH_S = 1.2e-3
 """What looking for a plan takes on a slow core, for one request and for several."""
 _SEARCH_SHARE = 0.005
 """Of the time that it may take where steps are long."""
-_OFF_MARGIN = 0.01
-"""Gain that not drafting must promise: it needs no luck with acceptance."""
-_RESUME_HORIZON_STEPS = 64
-"""Steps within which drafting must earn back what catching up costs."""
 
 
 class GoodputOptions(NamedTuple):
@@ -112,28 +108,22 @@ class GoodputController:
         self.options = options or GoodputOptions()
         self.survival = SurvivalModel(max_draft_length, self.options.survival)
         self.cost = CostModel(max_draft_length, self.options.cost_prior)
-        self.budget = ExplorationBudget(self.options.exploration)
+        self.probing = Probing(
+            self.options.exploration, self.options.margin, self.options.compares_drafts
+        )
+        self.budget = self.probing.budget
         self.plan: Plan | None = None
         """The best one known; probes aside, what is decided."""
         self.num_switches = 0
         """How often the plan's depth has changed."""
-        self.num_probes = 0
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
         self._can_be_off = 0 in self._depths
         self._lengths = _Lengths(_OFF, self.survival)
         self._times: ExpectedTimes | None = None
         self._stopping: Stopping | None = None
         """Under the plan; None until asked for."""
-        self._probe: Plan | None = None
-        """What would be tried next."""
-        self._compares = False
-        """That probe drafts but verifies nothing."""
-        self._usual_price = 0.0
-        """Of that probe when it was found; asked for anew when it begins."""
-        self._probing = self._lengths
-        """What is being tried."""
-        self._probing_compares = False
-        self._probe_steps_left = 0
+        self._trying = self._lengths
+        """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
         self._may_draft = True
@@ -152,8 +142,7 @@ class GoodputController:
             self.plan is None
             or not self._can_be_off
             or self.plan.depth > 0
-            or self._probe_steps_left > 0
-            or (self._probe is not None and self.budget.can_pay(self._usual_price))
+            or self.probing.may_draft_while_off()
         )
         return self._may_draft
 
@@ -166,17 +155,14 @@ class GoodputController:
         self._seen = requests
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
-        lengths, reason = self._choose()
+        lengths, reason, drafted_for = self._choose()
         if lengths.plan.is_uniform:
             chosen = dict.fromkeys(ids, lengths.plan.depth)
         else:
             classes = self._classes(requests, ids)
             chosen = dict(zip(ids, _items(lengths, classes), strict=True))
-        if reason == "probe" and self._is_off:
-            if self._probing_compares:
-                chosen = dict.fromkeys(ids, 0)
-            else:
-                self._keep_a_sample(chosen, requests)
+        if drafted_for is not None:
+            chosen = {i: k if i in drafted_for else 0 for i, k in chosen.items()}
         depth = lengths.plan.depth
         if self.options.stops_early and depth and reason == "exploit" and not any(pins):
             return self._until_it_does_not_pay(requests)
@@ -217,24 +203,6 @@ class GoodputController:
                     survival.see(request)
             return _items(survival.class_of, ids)
 
-    def _keep_a_sample(
-        self, chosen: dict[str, int], requests: Sequence[DecodeRequest]
-    ) -> None:
-        """Draft for some requests only: those with the least to catch up on."""
-        size = self._sample_size(len(requests))
-        if size < len(requests):
-            first = (self.num_probes * size) % len(requests)
-            others_first = (*requests[first:], *requests[:first])
-            sample = sorted(others_first, key=lambda r: r.num_unseen_tokens)[:size]
-            kept = {r.request_id: chosen[r.request_id] for r in sample}
-            chosen.update(dict.fromkeys(chosen, 0))
-            chosen.update(kept)
-
-    def _sample_size(self, num_requests: int) -> int:
-        if self.budget.is_granted:
-            return num_requests
-        return min(self.options.exploration.sample_requests, num_requests)
-
     def _bounded(self, pin: int) -> int:
         longest = self.max_draft_length if self._can_be_off else self._depths[-1]
         return min(max(pin, 0), longest)
@@ -253,76 +221,32 @@ class GoodputController:
         deepest = max(chosen.values())
         return max(depth, deepest) if free or not self._can_be_off else deepest
 
-    def _choose(self) -> tuple[_Lengths, str]:
-        assert self.plan is not None
+    def _choose(self) -> tuple[_Lengths, str, Collection[str] | None]:
+        """Plan of this step, why, and the requests to draft for; None for all."""
         self.budget.earn(self._is_off and self.options.compares_drafts)
         if not self._may_draft:
-            return _Lengths(_OFF, self.survival), "off"
-        if self._probe is not None and self._probe_steps_left == 0:
-            self._start_probe(self._probe)
-        if self._probe_steps_left > 0:
-            self._probe_steps_left -= 1
-            if self._probe_steps_left == 0:
-                self._replan_steps = 2  # one step later its outcome is here
-            return self._probing, "probe"
-        return self._lengths, "exploit" if self.plan.depth else "off"
+            return _Lengths(_OFF, self.survival), "off", None
+        now = self._situation()
+        probe = self.probing.step(now)
+        if probe is None:
+            return self._lengths, "off" if now.is_off else "exploit", None
+        if self.probing.is_over:
+            self._replan_steps = 2  # one step later its outcome is here
+        if self._trying.plan is not probe.plan:
+            self._trying = _Lengths(probe.plan, self.survival)
+        if not now.is_off:
+            return self._trying, "probe", None
+        chosen = () if probe.compares else self.probing.sample(now.requests)
+        return self._trying, "probe", chosen
 
-    def _start_probe(self, probe: Plan) -> None:
-        if not self.budget.pay(self._probe_price()):
-            return
-        # Two in a row, where neither the step before nor the one after is like it, so
-        # that one step both drafts and verifies as the probe says.
-        self._probe_steps_left = 1 if self._is_off else 2
-        if not self._is_off and not self.budget.is_granted:
-            self.budget.be_patient()
-        self.num_probes += 1
-        self._probing = _Lengths(probe, self.survival)
-        self._probing_compares = self._compares
-        self._probe = None
+    def _situation(self) -> Situation:
+        assert self.plan is not None
+        assert self._times is not None
+        return Situation(self.plan, self._times, self._seen, self.cost.catch_up_token_s)
 
     @property
     def _is_off(self) -> bool:
         return self.plan is not None and self.plan.depth == 0
-
-    def _probe_price(self) -> float:
-        """Time lost by the probe, in steps of the best plan."""
-        assert self._probe is not None
-        if self._compares:
-            return self._price_of_comparing(self._probe)
-        return self._price(self._probe)
-
-    def _price_of_comparing(self, probe: Plan) -> float:
-        assert self.plan is not None
-        assert self._times is not None
-        drafting_s = self._times.uniform(0, probe.depth).seconds - self.plan.seconds
-        lost_s = drafting_s + self._catch_up_s(len(self._seen))
-        return max(lost_s, 0.0) / self.plan.seconds
-
-    def _price(self, probe: Plan) -> float:
-        assert self.plan is not None
-        assert self._times is not None
-        if self._is_off:
-            # Drafting and verifying apart, each beside the other half of a step
-            # without drafts.
-            off_s = self.plan.seconds
-            num_requests = max(len(self._seen), 1)
-            drafting_s = self._times.uniform(0, probe.depth).seconds - off_s
-            verifying_s = self._times.uniform(probe.depth, 0).seconds - off_s
-            share = self._sample_size(num_requests) / num_requests
-            lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
-            # What is accepted is no loss.
-            lost_s -= share * (probe.tokens / num_requests - 1.0) * off_s
-            lost_s += self._catch_up_s(self._sample_size(num_requests))
-        else:
-            lost_s = probe.seconds - probe.tokens / self.plan.goodput
-        return max(lost_s, 0.0) / self.plan.seconds
-
-    def _catch_up_s(self, num_requests: int) -> float:
-        """Time of catching up some requests, those with the least to catch up on."""
-        waiting = sorted(request.num_unseen_tokens for request in self._seen)
-        # No step catches up on more; the others wait.
-        limit = max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * len(waiting))
-        return min(sum(waiting[:num_requests]), limit) * self.cost.catch_up_token_s
 
     # -- learning -----------------------------------------------------------------
 
@@ -383,11 +307,13 @@ class GoodputController:
         keep = () if self.plan is None else (self.plan.depth,)
         batch = self._batch(requests)
         found = plans(batch, self._times, self._depths, optimism, keep)
-        found = self._feasible(found)
+        found = feasible(found, self.options.max_token_latency_s)
         before = self.plan
-        self._adopt(self._prefer_current(found))
-        self._probe = self._worth_a_probe(found) if batch.groups else None
-        self._usual_price = self._probe_price() if self._probe else 0.0
+        self._adopt(self._preferred(found))
+        if batch.groups:
+            self.probing.look_for(found, self._situation())
+        else:
+            self.probing.look_for_nothing()
         assert self.plan is not None
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = self._steps_until_replan(is_news)
@@ -435,37 +361,13 @@ class GoodputController:
             ],
         )
 
-    def _feasible(self, found: list[Plan]) -> list[Plan]:
-        bound = self.options.max_token_latency_s
-        if bound is None:
-            return found
-        return [p for p in found if p.worst_token_latency_s <= bound] or [
-            min(found, key=lambda plan: plan.worst_token_latency_s)
-        ]
-
-    def _prefer_current(self, found: list[Plan]) -> Plan:
-        """The best plan of the kind in use, unless another kind is clearly better."""
-        best = max(found, key=_goodput)
-        current = self.plan
-        if current is None:
-            return best
-        same = [
-            p
-            for p in found
-            if p.depth == current.depth and p.is_uniform == current.is_uniform
-        ]
-        if not same:
-            return best
-        kept = max(same, key=_goodput)
-        catching_up = 0.0
+    def _preferred(self, found: list[Plan]) -> Plan:
+        if self.plan is None:
+            return max(found, key=_goodput)
+        catch_up_s = 0.0
         if self._is_off:
-            catch_up_s = self._catch_up_s(len(self._seen))
-            catching_up = catch_up_s / kept.seconds / _RESUME_HORIZON_STEPS
-        gain = best.goodput / kept.goodput - 1.0 - catching_up
-        if gain > self.options.margin:
-            return best
-        off = max((p for p in found if p.depth == 0), default=kept, key=_goodput)
-        return off if off.goodput > kept.goodput * (1 + _OFF_MARGIN) else kept
+            catch_up_s = self._situation().catch_up_s(len(self._seen))
+        return preferred(found, self.plan, self.options.margin, catch_up_s)
 
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:
@@ -475,37 +377,3 @@ class GoodputController:
         self.plan = plan
         self._lengths = _Lengths(plan, self.survival)
         self._stopping = None
-
-    def _worth_a_probe(self, found: list[Plan]) -> Plan | None:
-        """What may well beat the plan, cheapest for what it promises."""
-        assert self.plan is not None
-        self._compares = False
-        needed = self.plan.goodput * (1 + self.options.margin)
-        slowest = self.plan.seconds * self.options.exploration.max_slowdown
-        others = [
-            p
-            for p in found
-            if p.seconds <= slowest
-            and (p.depth, p.is_uniform) != (self.plan.depth, self.plan.is_uniform)
-        ]
-        hopeful = [p for p in others if p.optimistic_goodput > needed]
-        if self._is_off and self.options.compares_drafts:
-            # What may be better if more is accepted is compared first, even after a
-            # surprise: more looks for the same price. What would be better if only it
-            # were faster must be run.
-            hopeful = [p for p in hopeful if p.bold_goodput > needed]
-            self._compares = not hopeful
-            if not hopeful:
-                return min(others, key=self._price_of_comparing, default=None)
-        if hopeful:
-            return max(
-                hopeful,
-                key=lambda p: (
-                    (p.optimistic_goodput / needed - 1) / (self._price(p) + 0.02),
-                    -p.depth,
-                ),
-            )
-        if self._is_off:
-            # However hopeless: without drafts nobody would notice that it changed.
-            return min(others, key=self._price, default=None)
-        return None

@@ -31,8 +31,9 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from vllm_mtp.acceptance import Interval, log_odds, logistic
+from vllm_mtp.acceptance import Interval, logistic
 from vllm_mtp.control.confidence import ConfidenceModel, sane
+from vllm_mtp.control.profiles import Profile, Profiles, cell_of
 from vllm_mtp.control.request_memory import (
     LEVEL_WIDTH,
     MEAN_LEVEL,
@@ -46,10 +47,6 @@ from vllm_mtp.control.request_memory import (
     evidence_of,
 )
 from vllm_mtp.records import DecodeRequest, RequestOutcome
-
-CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
-"""Upper bounds, in tokens, of the buckets of context length; the last is open."""
-NUM_CONTEXT_BUCKETS = len(CONTEXT_BOUNDS) + 1
 
 
 class SurvivalOptions(NamedTuple):
@@ -75,16 +72,6 @@ class SurvivalOptions(NamedTuple):
     """Precision of the drift after that: a standard deviation of 2 log-odds."""
 
 
-class Profile:
-    """Log-odds of each position in one cell, and how well they are known."""
-
-    __slots__ = ("logits", "precisions")
-
-    def __init__(self, logits: list[float], precisions: list[float]) -> None:
-        self.logits = logits
-        self.precisions = precisions
-
-
 _Key = tuple[int, int, int, tuple[float, ...]]
 """(class, drafted, accepted, confidences)"""
 _Groups = dict[_Key, list[str]]
@@ -101,20 +88,6 @@ def _total(groups: _Groups, evidence: _EvidenceOf) -> tuple[float, float]:
         score += len(members) * evidence[key].score
         information += len(members) * evidence[key].information
     return score, information
-
-
-def context_bucket(num_context_tokens: int) -> int:
-    """Index of the bucket of a context length."""
-    for index, bound in enumerate(CONTEXT_BOUNDS):
-        if num_context_tokens < bound:
-            return index
-    return len(CONTEXT_BOUNDS)
-
-
-def cell_of(num_context_tokens: int, is_greedy: bool) -> int:
-    """Cell of a request: regime and bucket of context length as one index."""
-    regime = 0 if is_greedy else NUM_CONTEXT_BUCKETS
-    return regime + context_bucket(num_context_tokens)
 
 
 class SurvivalModel:
@@ -141,7 +114,9 @@ class SurvivalModel:
         self._surprise = 0.0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
-        self._profiles: dict[int, Profile] = {}
+        self._profiles = Profiles(
+            max_draft_length, self.options.prior, self.options.prior_precision
+        )
         # Precision is a sum of p (1 - p) <= 1/4 over the drafts not yet forgotten.
         weight = self.options.profile_half_life_drafts / math.log(2)
         self._max_precision = 0.2 * weight
@@ -230,7 +205,7 @@ class SurvivalModel:
         cell, level = divmod(rest, NUM_LEVELS)
         first = self.drift + (level - MEAN_LEVEL) * LEVEL_WIDTH
         later = first + (late_level - MEAN_LEVEL) * LEVEL_WIDTH
-        return first, later, self._profile(cell)
+        return first, later, self._profiles.of(cell)
 
     def survival_of(self, request: DecodeRequest) -> list[float]:
         """``S_1`` .. ``S_K_max`` of a request, seen before or not."""
@@ -245,7 +220,7 @@ class SurvivalModel:
         state = self._states.get(request.request_id) or RequestState(
             cell_of(request.num_context_tokens, request.is_greedy), self._prior()
         )
-        profile = self._profile(state.cell)
+        profile = self._profiles.of(state.cell)
         centre = self.drift + state.shift
         variance = 1.0 / state.precision + 1.0 / self.drift_precision
         lower = upper = 1.0
@@ -266,27 +241,6 @@ class SurvivalModel:
             return found
         cell = cell_of(request.num_context_tokens, request.is_greedy)
         return (cell * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
-
-    def _profile(self, cell: int) -> Profile:
-        """A cell's profile; a new one starts from the nearest cell known so far."""
-        profile = self._profiles.get(cell)
-        if profile is None:
-            profile = self._new_profile(cell)
-            self._profiles[cell] = profile
-        return profile
-
-    def _new_profile(self, cell: int) -> Profile:
-        if self._profiles:
-            nearest = min(self._profiles, key=lambda other: (abs(other - cell), other))
-            known = self._profiles[nearest]
-            # Worth at most 16: neighbours are alike, not the same.
-            return Profile(list(known.logits), [min(k, 16.0) for k in known.precisions])
-        prior, last = self.options.prior, len(self.options.prior) - 1
-        positions = range(self.max_draft_length)
-        return Profile(
-            [log_odds(prior[min(j, last)]) for j in positions],
-            [self.options.prior_precision for _ in positions],
-        )
 
     # -- learning -----------------------------------------------------------------
 
@@ -377,7 +331,7 @@ class SurvivalModel:
             drafted = min(outcome.num_draft_tokens, self.max_draft_length)
             if state is not None and drafted > 0:
                 examined = min(max(outcome.num_accepted_tokens, 0) + 1, drafted)
-                profile = self._profile(state.cell)
+                profile = self._profiles.of(state.cell)
                 logits = [self.drift + logit for logit in profile.logits[:examined]]
                 confidences = sane(outcome.confidences, examined)
                 if confidences:
@@ -456,28 +410,17 @@ class SurvivalModel:
         return moved
 
     def _update_profiles(
-        self,
-        groups: _Groups,
-        evidence: _EvidenceOf,
-        moved: float,
+        self, groups: _Groups, evidence: _EvidenceOf, moved: float
     ) -> None:
         for key, members in groups.items():
             class_id, _, accepted, confidences = key
+            probabilities = evidence[key].probabilities
             if confidences:
                 for _ in members:
-                    self.confidence.learn(
-                        evidence[key].probabilities, accepted, confidences
-                    )
-            profile = self._profile(class_id // (NUM_LEVELS * NUM_LEVELS))
-            count = len(members)
-            for position, p in enumerate(evidence[key].probabilities):
-                information = p * (1.0 - p)
-                residual = (position < accepted) - p - information * moved
-                known = profile.precisions[position] + count * information
-                profile.precisions[position] = min(known, self._max_precision)
-                step = min(max(count * residual / known, -1.0), 1.0)
-                logit = profile.logits[position] + step
-                profile.logits[position] = min(max(logit, -8.0), 8.0)
+                    self.confidence.learn(probabilities, accepted, confidences)
+            self._profiles.of(class_id // (NUM_LEVELS * NUM_LEVELS)).learn(
+                probabilities, accepted, moved, len(members), self._max_precision
+            )
 
     def _update_requests(
         self, members: Sequence[str], evidence: Evidence, moved: float

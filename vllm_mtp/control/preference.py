@@ -1,0 +1,53 @@
+"""Which of the plans that were found is used: the best, unless the one in use will do.
+
+The best of many estimates is mostly the luckiest, so another plan must promise more
+than a little, or decisions would thrash.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from vllm_mtp.control.planner import Plan
+
+_OFF_MARGIN = 0.01
+"""Gain that not drafting must promise: it needs no luck with acceptance."""
+_RESUME_HORIZON_STEPS = 64
+"""Steps within which drafting must earn back what catching up costs."""
+
+_goodput = attrgetter("goodput")
+
+
+def feasible(found: Sequence[Plan], max_token_latency_s: float | None) -> list[Plan]:
+    """Plans under which no request waits longer for a token; at least the best."""
+    if max_token_latency_s is None:
+        return list(found)
+    return [p for p in found if p.worst_token_latency_s <= max_token_latency_s] or [
+        min(found, key=lambda plan: plan.worst_token_latency_s)
+    ]
+
+
+def preferred(
+    found: Sequence[Plan], current: Plan, margin: float, catch_up_s: float
+) -> Plan:
+    """The best plan of the kind in use, unless another kind is clearly better.
+
+    Args:
+        found: Plans for the batch as it is now.
+        current: The one in use.
+        margin: Gain that another depth must promise.
+        catch_up_s: What drafting costs at first; 0 where it goes on.
+    """
+    best = max(found, key=_goodput)
+    same = [
+        p
+        for p in found
+        if p.depth == current.depth and p.is_uniform == current.is_uniform
+    ]
+    if not same:
+        return best
+    kept = max(same, key=_goodput)
+    catching_up = catch_up_s / kept.seconds / _RESUME_HORIZON_STEPS
+    if best.goodput / kept.goodput - 1.0 - catching_up > margin:
+        return best
+    off = max((p for p in found if p.depth == 0), default=kept, key=_goodput)
+    return off if off.goodput > kept.goodput * (1 + _OFF_MARGIN) else kept

@@ -1,0 +1,202 @@
+"""Which decision to try next, and what trying it costs.
+
+A probe is a plan that is not the best one known, but may be: with luck in what it
+accepts, or in how long it takes. Never lost at K = 0: there *something* is tried now
+and then, verified or, where that is possible and cheaper, only compared with what the
+target samples.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
+from vllm_mtp.control.planner import Plan
+from vllm_mtp.records import (
+    CATCH_UP_TOKENS_PER_REQUEST,
+    MIN_CATCH_UP_TOKENS,
+    DecodeRequest,
+)
+
+
+class Situation(NamedTuple):
+    """What a probe is measured against."""
+
+    plan: Plan
+    """The best one known."""
+    times: ExpectedTimes
+    requests: Sequence[DecodeRequest]
+    """The batch of the last decision."""
+    catch_up_token_s: float
+
+    @property
+    def is_off(self) -> bool:
+        return self.plan.depth == 0
+
+    def catch_up_s(self, num_requests: int) -> float:
+        """Time of catching up some requests, those with the least to catch up on."""
+        waiting = sorted(request.num_unseen_tokens for request in self.requests)
+        # No step catches up on more; the others wait.
+        limit = max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * len(waiting))
+        return min(sum(waiting[:num_requests]), limit) * self.catch_up_token_s
+
+
+class Probe(NamedTuple):
+    """A plan to be tried."""
+
+    plan: Plan
+    compares: bool = False
+    """It drafts but verifies nothing."""
+
+
+class Probing:
+    """Finds probes and carries them out, within a budget."""
+
+    def __init__(
+        self, options: ExplorationOptions, margin: float, compares_drafts: bool
+    ) -> None:
+        """Begin with nothing to try.
+
+        Args:
+            options: Bounds of exploration.
+            margin: Gain that another plan must promise.
+            compares_drafts: Drafts can be compared without being verified.
+        """
+        self.options = options
+        self.budget = ExplorationBudget(options)
+        self.num_probes = 0
+        self._margin = margin
+        self._compares_drafts = compares_drafts
+        self._next: Probe | None = None
+        """What would be tried next."""
+        self._usual_price = 0.0
+        """Of that when it was found; asked for anew when it begins."""
+        self._current: Probe | None = None
+        self._steps_left = 0
+
+    def may_draft_while_off(self) -> bool:
+        """Whether the next step may be one of a probe."""
+        return self._steps_left > 0 or (
+            self._next is not None and self.budget.can_pay(self._usual_price)
+        )
+
+    def step(self, now: Situation) -> Probe | None:
+        """What this step tries; None for the plan in use."""
+        if self._next is not None and self._steps_left == 0:
+            self._begin(self._next, now)
+        if self._steps_left == 0:
+            return None
+        self._steps_left -= 1
+        return self._current
+
+    @property
+    def is_over(self) -> bool:
+        """No further step of the probe follows."""
+        return self._steps_left == 0
+
+    def _begin(self, probe: Probe, now: Situation) -> None:
+        if not self.budget.pay(self._price(probe, now)):
+            return
+        # Two in a row, where neither the step before nor the one after is like it, so
+        # that one step both drafts and verifies as the probe says.
+        self._steps_left = 1 if now.is_off else 2
+        if not now.is_off and not self.budget.is_granted:
+            self.budget.be_patient()
+        self.num_probes += 1
+        self._current, self._next = probe, None
+
+    # -- while drafting is off ----------------------------------------------------
+
+    def sample(self, requests: Sequence[DecodeRequest]) -> set[str]:
+        """Requests that get a draft in a probe from K = 0.
+
+        Each time others, those with the least to catch up on.
+        """
+        size = self._sample_size(len(requests))
+        first = (self.num_probes * size) % len(requests)
+        others_first = (*requests[first:], *requests[:first])
+        chosen = sorted(others_first, key=lambda r: r.num_unseen_tokens)[:size]
+        return {request.request_id for request in chosen}
+
+    def _sample_size(self, num_requests: int) -> int:
+        if self.budget.is_granted:
+            return num_requests
+        return min(self.options.sample_requests, num_requests)
+
+    # -- prices -------------------------------------------------------------------
+
+    def _price(self, probe: Probe, now: Situation) -> float:
+        """Time lost by a probe, in steps of the best plan."""
+        if probe.compares:
+            return self._price_of_comparing(probe.plan, now)
+        return self._price_of_verifying(probe.plan, now)
+
+    def _price_of_comparing(self, plan: Plan, now: Situation) -> float:
+        drafting_s = now.times.uniform(0, plan.depth).seconds - now.plan.seconds
+        lost_s = drafting_s + now.catch_up_s(len(now.requests))
+        return max(lost_s, 0.0) / now.plan.seconds
+
+    def _price_of_verifying(self, plan: Plan, now: Situation) -> float:
+        if now.is_off:
+            # Drafting and verifying apart, each beside the other half of a step
+            # without drafts.
+            off_s = now.plan.seconds
+            num_requests = max(len(now.requests), 1)
+            drafting_s = now.times.uniform(0, plan.depth).seconds - off_s
+            verifying_s = now.times.uniform(plan.depth, 0).seconds - off_s
+            size = self._sample_size(num_requests)
+            share = size / num_requests
+            lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
+            # What is accepted is no loss.
+            lost_s -= share * (plan.tokens / num_requests - 1.0) * off_s
+            lost_s += now.catch_up_s(size)
+        else:
+            lost_s = plan.seconds - plan.tokens / now.plan.goodput
+        return max(lost_s, 0.0) / now.plan.seconds
+
+    # -- finding ------------------------------------------------------------------
+
+    def look_for(self, found: Sequence[Plan], now: Situation) -> None:
+        """Choose what to try next among the plans of a search."""
+        self._next = self._worth_a_try(found, now)
+        self._usual_price = self._price(self._next, now) if self._next else 0.0
+
+    def look_for_nothing(self) -> None:
+        """There is nobody to try anything with."""
+        self._next = None
+
+    def _worth_a_try(self, found: Sequence[Plan], now: Situation) -> Probe | None:
+        """What may well beat the plan, cheapest for what it promises."""
+        needed = now.plan.goodput * (1 + self._margin)
+        slowest = now.plan.seconds * self.options.max_slowdown
+        others = [
+            p
+            for p in found
+            if p.seconds <= slowest
+            and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
+        ]
+        hopeful = [p for p in others if p.optimistic_goodput > needed]
+        if now.is_off and self._compares_drafts:
+            # What may be better if more is accepted is compared first, even after a
+            # surprise: more looks for the same price. What would be better if only it
+            # were faster must be run.
+            hopeful = [p for p in hopeful if p.bold_goodput > needed]
+            if not hopeful:
+                plan = min(
+                    others,
+                    key=lambda p: self._price_of_comparing(p, now),
+                    default=None,
+                )
+                return None if plan is None else Probe(plan, compares=True)
+        if not hopeful and now.is_off:
+            # However hopeless: without drafts nobody would notice that it changed.
+            hopeful = sorted(others, key=lambda p: self._price_of_verifying(p, now))[:1]
+        if not hopeful:
+            return None
+        return Probe(max(hopeful, key=lambda p: self._promise(p, needed, now)))
+
+    def _promise(
+        self, plan: Plan, needed: float, now: Situation
+    ) -> tuple[float, float]:
+        price = self._price_of_verifying(plan, now)
+        return (plan.optimistic_goodput / needed - 1) / (price + 0.02), -plan.depth

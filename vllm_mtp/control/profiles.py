@@ -1,0 +1,102 @@
+"""Acceptance by position of requests like the mean, for each kind of request.
+
+A *cell* is a bucket of context length and a sampling regime; its profile holds the
+log-odds of each position.
+"""
+
+from collections.abc import Sequence
+
+from vllm_mtp.acceptance import log_odds
+
+CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
+"""Upper bounds, in tokens, of the buckets of context length; the last is open."""
+NUM_CONTEXT_BUCKETS = len(CONTEXT_BOUNDS) + 1
+_MAX_LOG_ODDS = 8.0
+
+
+def context_bucket(num_context_tokens: int) -> int:
+    """Index of the bucket of a context length."""
+    for index, bound in enumerate(CONTEXT_BOUNDS):
+        if num_context_tokens < bound:
+            return index
+    return len(CONTEXT_BOUNDS)
+
+
+def cell_of(num_context_tokens: int, is_greedy: bool) -> int:
+    """Cell of a request: regime and bucket of context length as one index."""
+    regime = 0 if is_greedy else NUM_CONTEXT_BUCKETS
+    return regime + context_bucket(num_context_tokens)
+
+
+class Profile:
+    """Log-odds of each position in one cell, and how well they are known."""
+
+    __slots__ = ("logits", "precisions")
+
+    def __init__(self, logits: list[float], precisions: list[float]) -> None:
+        self.logits = logits
+        self.precisions = precisions
+
+    def learn(
+        self,
+        probabilities: Sequence[float],
+        num_accepted: int,
+        moved: float,
+        count: int,
+        max_precision: float,
+    ) -> None:
+        """Learn from some drafts that went alike.
+
+        Args:
+            probabilities: Of acceptance, as expected, of each examined position.
+            num_accepted: Accepted draft tokens of each.
+            moved: What all requests have in common explains so many log-odds of it.
+            count: How many drafts.
+            max_precision: Where learning stops to slow down.
+        """
+        for position, p in enumerate(probabilities):
+            information = p * (1.0 - p)
+            residual = (position < num_accepted) - p - information * moved
+            known = self.precisions[position] + count * information
+            self.precisions[position] = min(known, max_precision)
+            step = min(max(count * residual / known, -1.0), 1.0)
+            logit = self.logits[position] + step
+            self.logits[position] = min(max(logit, -_MAX_LOG_ODDS), _MAX_LOG_ODDS)
+
+
+class Profiles:
+    """All cells seen so far."""
+
+    def __init__(
+        self, max_draft_length: int, prior: Sequence[float], prior_precision: float
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            max_draft_length: Positions of a profile.
+            prior: Conditional acceptance by position; the last one repeats.
+            prior_precision: Of its log-odds.
+        """
+        self._max_draft_length = max_draft_length
+        self._prior = prior
+        self._prior_precision = prior_precision
+        self._of_cell: dict[int, Profile] = {}
+
+    def of(self, cell: int) -> Profile:
+        """A cell's profile; a new one starts from the nearest cell known so far."""
+        profile = self._of_cell.get(cell)
+        if profile is None:
+            profile = self._of_cell[cell] = self._new(cell)
+        return profile
+
+    def _new(self, cell: int) -> Profile:
+        if self._of_cell:
+            nearest = min(self._of_cell, key=lambda other: (abs(other - cell), other))
+            known = self._of_cell[nearest]
+            # Worth at most 16: neighbours are alike, not the same.
+            return Profile(list(known.logits), [min(k, 16.0) for k in known.precisions])
+        last, positions = len(self._prior) - 1, range(self._max_draft_length)
+        return Profile(
+            [log_odds(self._prior[min(j, last)]) for j in positions],
+            [self._prior_precision for _ in positions],
+        )
