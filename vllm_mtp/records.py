@@ -33,6 +33,19 @@ class DecodeRequest(NamedTuple):
     """Tokens that the MTP layers have to catch up on before they draft for it."""
 
 
+class DraftChances(NamedTuple):
+    """What is believed of a request's draft tokens, each given those before it."""
+
+    # [draft_depth]
+    log_odds: Sequence[float]
+    """Of acceptance at confidence 0."""
+    slope: float
+    """Log-odds for each unit of confidence."""
+    # [draft_depth]
+    unseen: Sequence[float]
+    """Probability of acceptance while the confidence is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """When to stop drafting, and how many of a request's draft tokens to verify.
@@ -40,15 +53,9 @@ class StopRule:
     All worth is in expected committed tokens.
     """
 
-    log_odds: Mapping[str, Sequence[float]]
-    """Of acceptance of a draft token of usual confidence, by request id, then by
-    position, 0..draft_depth - 1."""
-    dampings: Sequence[float]
-    """By position: factor of the log-odds while the confidence is unknown."""
-    slope: float
-    """Log-odds for each unit of confidence beyond the usual."""
-    usual_confidences: Sequence[float]
-    """By position."""
+    chances: Mapping[str, DraftChances]
+    """By request id; others get no draft."""
+    # [draft_depth + 1]
     verify_prices: Sequence[float]
     """Of verifying 0, 1, .. draft_depth draft tokens of one request."""
     step_price: float

@@ -51,10 +51,10 @@ def test_the_default_stops_early_and_learns_what_confidence_means(
     with engine(BUNDLED_CHECKPOINT, max_num_seqs=4, speculative_config=spec) as llm:
         recorder = record_outcomes(llm)
         outputs = greedy(llm, reference.prompts, NUM_TOKENS)
-        confidence = recorder.controller.survival.confidence  # type: ignore[attr-defined]
+        survival = recorder.controller.survival  # type: ignore[attr-defined]
     assert outputs == reference.continuations
     assert stopped_early(recorder) > 50
-    assert 0.3 < confidence.slope < 4.0
+    assert 0.3 < survival.confidences[0].slope < 4.0
     drafts = [r for o in recorder.outcomes for r in o.requests]
     assert all(len(r.confidences) >= r.num_draft_tokens for r in drafts)
     sure = [r.num_accepted_tokens > 0 for r in drafts if r.confidences[0] > 2.0]

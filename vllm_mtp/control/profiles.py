@@ -28,6 +28,11 @@ def cell_of(num_context_tokens: int, is_greedy: bool) -> int:
     return regime + context_bucket(num_context_tokens)
 
 
+def regime_of(cell: int) -> int:
+    """0 for greedy requests, 1 for sampled ones."""
+    return cell // NUM_CONTEXT_BUCKETS
+
+
 class Profile:
     """Log-odds of each position in one cell, and how well they are known."""
 

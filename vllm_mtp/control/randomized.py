@@ -8,7 +8,13 @@ one chooses sooner or later.
 import random
 from collections.abc import Collection, Sequence
 
-from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome, StopRule
+from vllm_mtp.records import (
+    DecodeRequest,
+    DraftChances,
+    DraftDecision,
+    StepOutcome,
+    StopRule,
+)
 
 
 class RandomController:
@@ -52,14 +58,14 @@ class RandomController:
         def draw(lowest: float, highest: float, count: int) -> list[float]:
             return [self._random.uniform(lowest, highest) for _ in range(count)]
 
-        return StopRule(
-            log_odds={request_id: draw(-2.0, 4.0, depth) for request_id in request_ids},
-            dampings=draw(0.3, 1.0, depth),
-            slope=self._random.uniform(0.0, 2.0),
-            usual_confidences=draw(0.0, 2.0, depth),
-            verify_prices=[0.0, *draw(-0.2, 1.5, depth)],
-            step_price=self._random.uniform(-0.1, 0.6) * len(request_ids),
-        )
+        chances = {
+            request_id: DraftChances(
+                draw(-3.0, 3.0, depth), self._random.uniform(0, 2), draw(0, 1, depth)
+            )
+            for request_id in request_ids
+        }
+        step_price = self._random.uniform(-0.1, 0.6) * len(request_ids)
+        return StopRule(chances, [0.0, *draw(-0.2, 1.5, depth)], step_price)
 
     def may_draft(self) -> bool:
         return True

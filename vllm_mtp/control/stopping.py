@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vllm_mtp.control.cost import ExpectedTimes
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.survival import SurvivalModel
-from vllm_mtp.records import StopRule
+from vllm_mtp.records import DraftChances, StopRule
 
 _STEP_MARGIN = 1.3
 """By which a draft step must be worth more than its price: what it promises is a sum of
@@ -64,27 +64,21 @@ class Stopping:
         self._survival = survival
         self._prices = known
         self._depth = len(known.verify) - 1
-        self._log_odds: dict[int, list[float]] = {}
+        self._chances: dict[int, DraftChances] = {}
         """By class."""
 
     def rule(self, request_ids: Iterable[str], class_ids: Iterable[int]) -> StopRule:
         """For a batch, by what is known now."""
-        confidence, depth = self._survival.confidence, self._depth
+        pairs = zip(request_ids, class_ids, strict=True)
         return StopRule(
-            {
-                request_id: self._log_odds_of(class_id)
-                for request_id, class_id in zip(request_ids, class_ids, strict=True)
-            },
-            tuple(confidence.dampings[:depth]),
-            confidence.slope,
-            tuple(confidence.centres[:depth]),
+            {request_id: self._chances_of(class_id) for request_id, class_id in pairs},
             self._prices.verify,
             self._prices.step,
         )
 
-    def _log_odds_of(self, class_id: int) -> list[float]:
-        found = self._log_odds.get(class_id)
+    def _chances_of(self, class_id: int) -> DraftChances:
+        found = self._chances.get(class_id)
         if found is None:
-            found = self._survival.log_odds_of_class(class_id)[: self._depth]
-            self._log_odds[class_id] = found
+            found = self._survival.chances_of_class(class_id, self._depth)
+            self._chances[class_id] = found
         return found

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from vllm_mtp.acceptance import Interval, logistic
 from vllm_mtp.control.confidence import ConfidenceModel, sane
-from vllm_mtp.control.profiles import Profile, Profiles, cell_of
+from vllm_mtp.control.profiles import Profile, Profiles, cell_of, regime_of
 from vllm_mtp.control.request_memory import (
     LEVEL_WIDTH,
     MEAN_LEVEL,
@@ -46,7 +46,7 @@ from vllm_mtp.control.request_memory import (
     RequestState,
     evidence_of,
 )
-from vllm_mtp.records import DecodeRequest, RequestOutcome
+from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
 
 
 class SurvivalOptions(NamedTuple):
@@ -110,7 +110,8 @@ class SurvivalModel:
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self.memory = MemoryChoice(self.options.memories)
-        self.confidence = ConfidenceModel(max_draft_length)
+        self.confidences = [ConfidenceModel(max_draft_length) for _ in range(2)]
+        """Of greedy requests and of sampled ones."""
         self._surprise = 0.0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
@@ -156,7 +157,7 @@ class SurvivalModel:
     ) -> list[float]:
         """``p_1`` .. ``p_K_max`` of a class, or the first few of them."""
         first, later, profile = self._log_odds(class_id)
-        dampings = self.confidence.dampings
+        dampings = self._confidence(class_id).dampings
         logits = profile.logits[:num_positions]
         result = [
             logistic(damping * (later + logit))
@@ -189,13 +190,14 @@ class SurvivalModel:
         """
         first, later, profile = self._log_odds(class_id)
         drift_variance = 0.0 if num_known else 1.0 / self.drift_precision
+        dampings = self._confidence(class_id).dampings
         alive, result = 1.0, []
         for position, logit in enumerate(profile.logits):
             log_odds_here = logit + (later if position else first)
             if position >= num_known:
                 variance = drift_variance + 1.0 / profile.precisions[position]
                 log_odds_here += deviations * math.sqrt(variance)
-            alive *= logistic(log_odds_here * self.confidence.dampings[position])
+            alive *= logistic(log_odds_here * dampings[position])
             result.append(alive)
         return result
 
@@ -206,6 +208,20 @@ class SurvivalModel:
         first = self.drift + (level - MEAN_LEVEL) * LEVEL_WIDTH
         later = first + (late_level - MEAN_LEVEL) * LEVEL_WIDTH
         return first, later, self._profiles.of(cell)
+
+    def chances_of_class(self, class_id: int, depth: int) -> DraftChances:
+        """What is believed of a class's first ``depth`` draft tokens."""
+        confidence = self._confidence(class_id)
+        usual = self.log_odds_of_class(class_id)[:depth]
+        offsets = confidence.offsets([0.0] * depth)
+        return DraftChances(
+            [a + b for a, b in zip(usual, offsets, strict=True)],
+            confidence.slope,
+            self.conditional_of_class(class_id, depth),
+        )
+
+    def _confidence(self, class_id: int) -> ConfidenceModel:
+        return self.confidences[regime_of(class_id // (NUM_LEVELS * NUM_LEVELS))]
 
     def survival_of(self, request: DecodeRequest) -> list[float]:
         """``S_1`` .. ``S_K_max`` of a request, seen before or not."""
@@ -256,9 +272,9 @@ class SurvivalModel:
         groups = self._group(self._some(outcomes))
         if not groups:
             return 0.0
-        for *_, confidences in groups:
+        for class_id, *_, confidences in groups:
             if confidences:
-                self.confidence.note(confidences)
+                self._confidence(class_id).note(confidences)
         self._compare_memories(outcomes)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
@@ -317,7 +333,8 @@ class SurvivalModel:
         if not confidences:
             probabilities = self.conditional_of_class(class_id, examined)
         else:
-            offsets = self.confidence.offsets(confidences[:examined])
+            confidence = self._confidence(class_id)
+            offsets = confidence.offsets(confidences[:examined])
             usual = self.log_odds_of_class(class_id)[:examined]
             probabilities = [
                 logistic(a + b) for a, b in zip(usual, offsets, strict=True)
@@ -335,7 +352,8 @@ class SurvivalModel:
                 logits = [self.drift + logit for logit in profile.logits[:examined]]
                 confidences = sane(outcome.confidences, examined)
                 if confidences:
-                    offsets = self.confidence.offsets(confidences[:examined])
+                    confidence = self.confidences[regime_of(state.cell)]
+                    offsets = confidence.offsets(confidences[:examined])
                     logits = [a + b for a, b in zip(logits, offsets, strict=True)]
                 self.memory.compare(outcome, logits, priors)
 
@@ -416,8 +434,9 @@ class SurvivalModel:
             class_id, _, accepted, confidences = key
             probabilities = evidence[key].probabilities
             if confidences:
+                confidence = self._confidence(class_id)
                 for _ in members:
-                    self.confidence.learn(probabilities, accepted, confidences)
+                    confidence.learn(probabilities, accepted, confidences)
             self._profiles.of(class_id // (NUM_LEVELS * NUM_LEVELS)).learn(
                 probabilities, accepted, moved, len(members), self._max_precision
             )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_mtp.acceptance import MAX_CONFIDENCE
-from vllm_mtp.records import StopRule
+from vllm_mtp.records import DraftChances, StopRule
 
 Array = NDArray[Any]
 
@@ -64,14 +64,16 @@ class EarlyStop:
             are_drawn: Draft tokens are random. Then whether a token is verified must
                 not depend on it, nor on what follows from it.
         """
-        self._rule = rule
-        self._depth = depth = len(rule.dampings)
-        unknown = (_NEVER,) * depth
-        usual = [rule.log_odds.get(i, unknown) for i in request_ids]
-        # [num_requests, depth]
-        self._usual = np.array(usual)
-        self._unseen = _logistic(self._usual * np.array(rule.dampings))
+        self._step_price = rule.step_price
         prices = rule.verify_prices
+        self._depth = depth = len(prices) - 1
+        hopeless = DraftChances((_NEVER,) * depth, 0.0, (0.0,) * depth)
+        chances = [rule.chances.get(i, hopeless) for i in request_ids]
+        # [num_requests, depth]
+        self._log_odds = np.array([each.log_odds for each in chances])
+        self._unseen = np.array([each.unseen for each in chances])
+        # [num_requests]
+        self._slopes = np.array([each.slope for each in chances])
         # [depth + 1]
         self._prices = np.array(lower_hull(prices) if are_drawn else prices)
         self._alive = np.ones(len(request_ids))
@@ -96,14 +98,13 @@ class EarlyStop:
         worth = np.maximum.accumulate(accepted - self._prices[drafted + 1 :], axis=1)
         gains = np.maximum(worth, known).sum(axis=0) - known.sum()
         steps = np.arange(1, len(gains) + 1)
-        return bool((gains > self._rule.step_price * steps).any())
+        return bool((gains > self._step_price * steps).any())
 
     def _learn(self, confidences: Array) -> None:
-        rule, position = self._rule, self._num_drafted
         # Broken weights give NaN, which nobody is sure of.
-        beyond = np.minimum(np.nan_to_num(confidences), MAX_CONFIDENCE)
-        beyond -= rule.usual_confidences[position]
-        self._alive *= _logistic(self._usual[:, position] + rule.slope * beyond)
+        confidences = np.minimum(np.nan_to_num(confidences), MAX_CONFIDENCE)
+        log_odds = self._log_odds[:, self._num_drafted]
+        self._alive *= _logistic(log_odds + self._slopes * confidences)
         self._accepted += self._alive
         self._num_drafted += 1
         price = self._prices[self._num_drafted]

@@ -96,8 +96,8 @@ def _for_others(
     """A rule that drafts nothing for some."""
     if rule is None or not still_waiting:
         return rule
-    others = {i: p for i, p in rule.log_odds.items() if i not in still_waiting}
-    return replace(rule, log_odds=others)
+    others = {i: c for i, c in rule.chances.items() if i not in still_waiting}
+    return replace(rule, chances=others)
 
 
 class _ControlledScheduler(Scheduler):

@@ -32,8 +32,25 @@ def test_the_slope_is_learned_from_what_was_accepted(slope: float) -> None:
     for step in range(1500):
         model.see(DecodeRequest(f"r{step // 50}", 100))
         model.observe([draw_outcome(rng, slope, f"r{step // 50}")])
-    assert model.confidence.slope == pytest.approx(slope, abs=0.35)
-    assert model.confidence.centres == pytest.approx([1.5] * K_MAX, abs=0.15)
+    assert model.confidences[0].slope == pytest.approx(slope, abs=0.35)
+    assert model.confidences[0].centres == pytest.approx([1.5] * K_MAX, abs=0.15)
+
+
+def test_sampled_requests_have_a_slope_of_their_own() -> None:
+    rng, model = random.Random(1), SurvivalModel(K_MAX)
+    model.see(DecodeRequest("greedy", 100))
+    model.see(DecodeRequest("sampled", 100, is_greedy=False))
+    for _ in range(1500):
+        pair = [draw_outcome(rng, 2.5, "greedy"), draw_outcome(rng, 0.5, "sampled")]
+        model.observe(pair)
+    greedy, sampled = (
+        model.chances_of_class(model.class_of[i], K_MAX) for i in ("greedy", "sampled")
+    )
+    assert greedy.slope == pytest.approx(2.5, abs=0.4)
+    assert sampled.slope == pytest.approx(0.5, abs=0.3)
+    # Log-odds of 1.5 at a confidence of 1.5.
+    assert greedy.log_odds[0] == pytest.approx(1.5 - 1.5 * 2.5, abs=0.6)
+    assert sampled.log_odds[0] == pytest.approx(1.5 - 1.5 * 0.5, abs=0.4)
 
 
 def test_survival_without_confidences_is_that_of_the_mean_draft() -> None:
@@ -57,7 +74,7 @@ def test_where_nothing_is_known_of_confidence_nothing_changes() -> None:
         outcome = draw_outcome(rng, 1.0)
         with_field.observe([outcome._replace(confidences=())])
         without.observe([RequestOutcome(*outcome[:3])])
-    assert with_field.confidence.dampings == [1.0] * K_MAX
+    assert with_field.confidences[0].dampings == [1.0] * K_MAX
     class_id = with_field.class_of["r"]
     assert with_field.survival_of_class(class_id) == without.survival_of_class(class_id)
 

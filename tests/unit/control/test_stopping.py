@@ -65,7 +65,7 @@ def test_where_it_drafts_the_worker_has_the_last_word_except_in_probes() -> None
     ruled = next(d for d in engine.decisions if d.stop_rule is not None)
     assert ruled.stop_rule is not None
     assert ruled.draft_depth == K_MAX
-    assert set(ruled.stop_rule.log_odds) == set(ruled.num_draft_tokens)
+    assert set(ruled.stop_rule.chances) == set(ruled.num_draft_tokens)
     assert len(ruled.stop_rule.verify_prices) == K_MAX + 1
 
 
@@ -93,7 +93,7 @@ def test_requests_that_are_switched_off_leave_the_rule_to_the_others() -> None:
         decisions.append(controller.decide(requests))
     ruled = [d for d in decisions if d.stop_rule is not None]
     assert ruled
-    assert all(set(d.stop_rule.log_odds) == {"r0"} for d in ruled if d.stop_rule)
+    assert all(set(d.stop_rule.chances) == {"r0"} for d in ruled if d.stop_rule)
     assert all(d.num_draft_tokens["off"] == 0 for d in decisions)
     only_off = controller.decide([DecodeRequest("off", 100, True, 0)])
     assert (only_off.draft_depth, only_off.stop_rule) == (0, None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_mtp.acceptance import logistic
 from vllm_mtp.drafting.early_stop import EarlyStop, lower_hull
-from vllm_mtp.records import StopRule
+from vllm_mtp.records import DraftChances, StopRule
 
 DEPTH = 5
 
@@ -22,14 +22,15 @@ def rule(
     slope: float = 1.0,
 ) -> StopRule:
     linear = [row_price * length for length in range(DEPTH + 1)]
-    return StopRule(
-        log_odds=log_odds,
-        dampings=[0.8] * DEPTH,
-        slope=slope,
-        usual_confidences=[1.0] * DEPTH,
-        verify_prices=verify_prices or linear,
-        step_price=step_price,
-    )
+    chances = {
+        request_id: DraftChances(
+            [usual - slope for usual in position],
+            slope,
+            [logistic(0.8 * usual) for usual in position],
+        )
+        for request_id, position in log_odds.items()
+    }
+    return StopRule(chances, verify_prices or linear, step_price)
 
 
 def draft(stop: EarlyStop, confidences: Sequence[Sequence[float]]) -> int:
@@ -51,9 +52,8 @@ def survivals(
     """``S_j`` of one request, in plain words."""
     alive, result = 1.0, []
     for position, confidence in enumerate(chain):
-        beyond = min(confidence, 4.0) - stop_rule.usual_confidences[position]
-        here = stop_rule.log_odds[request_id][position] + stop_rule.slope * beyond
-        alive *= logistic(here)
+        log_odds, slope, _ = stop_rule.chances[request_id]
+        alive *= logistic(log_odds[position] + slope * min(confidence, 4.0))
         result.append(alive)
     return result
 
