@@ -74,7 +74,6 @@ class GoodputOptions(NamedTuple):
 
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
-_num_accepted = attrgetter("num_accepted_tokens")
 
 
 def _items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:

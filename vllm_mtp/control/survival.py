@@ -22,7 +22,8 @@ Censoring: with K drafted and A accepted, positions 1..A were accepted, position
 was rejected if it was drafted, and all further ones say nothing.
 
 Cost: O(1) for each request of an observation and O(K) for each distinct
-(class, K, A) among them. Memory: one small record for each request seen lately.
+(class, K, A) among them, or for each request where confidences are known. Memory: one
+small record for each request seen lately.
 """
 
 import math
@@ -239,6 +240,7 @@ class SurvivalModel:
         profile = self._profiles.of(state.cell)
         centre = self.drift + state.shift
         variance = 1.0 / state.precision + 1.0 / self.drift_precision
+        dampings = self.confidences[regime_of(state.cell)].dampings
         lower = upper = 1.0
         intervals = []
         for position, logit in enumerate(profile.logits):
@@ -246,8 +248,9 @@ class SurvivalModel:
                 centre += state.late
                 variance += 1.0 / state.late_precision
             half = z * math.sqrt(variance + 1.0 / profile.precisions[position])
-            lower *= logistic(centre + logit - half)
-            upper *= logistic(centre + logit + half)
+            damping = dampings[position]
+            lower *= logistic(damping * (centre + logit - half))
+            upper *= logistic(damping * (centre + logit + half))
             intervals.append(Interval(lower, upper))
         return intervals
 
