@@ -39,6 +39,7 @@ from vllm_mtp.lab.grid_cells import (
     Cell,
     Prompts,
     check_context,
+    make_warm_up_waves,
     make_waves,
     max_model_len_tokens,
     plan_cells,
@@ -215,9 +216,8 @@ class _Session:
         repeats = self._missing(cell)
         request_tokens = self._calibrate(cell, prompts)
         for name in self.names:
-            figures = self._round(
-                name, cell, prompts, cell.warm_up_tokens, is_split=True
-            )
+            waves = make_warm_up_waves(cell, prompts)
+            figures = self._round(name, cell, waves, is_split=True)
             self.progress.advance()
             self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
         self._settle(cell, prompts, request_tokens)
@@ -237,7 +237,8 @@ class _Session:
         seconds, num_steps, num_rounds = 0.0, 0, 0
         while seconds < self.options.settle_seconds and num_steps < SETTLED_STEPS:
             number = 1 + self.options.num_repeats + num_rounds
-            figures = self._round(PLUS, cell, prompts, request_tokens, number)
+            waves = make_waves(cell, prompts, request_tokens, number)
+            figures = self._round(PLUS, cell, waves)
             num_rounds += 1
             seconds += figures["seconds"]
             num_steps += figures["decode_steps"]
@@ -248,7 +249,7 @@ class _Session:
         for record in self.journal.of_kind(CALIBRATION):
             if record["cell"] == cell.name:
                 return int(record["request_tokens"])
-        waves = make_waves(cell, prompts, cell.warm_up_tokens)
+        waves = make_warm_up_waves(cell, prompts)
         self.progress.show(f"{cell.name}: how long a round takes")
         figures = self.group.engines[NO_SPECULATION].ask(
             "round", waves=waves, concurrency=cell.concurrency, is_split=False
@@ -269,15 +270,10 @@ class _Session:
         self,
         name: str,
         cell: Cell,
-        prompts: Prompts,
-        request_tokens: int,
-        round_number: int = 0,
+        waves: list[list[dict[str, Any]]],
         is_split: bool = False,
     ) -> dict[str, Any]:
         self.progress.show(f"{cell.name}: {name}")
         return self.group.engines[name].ask(
-            "round",
-            waves=make_waves(cell, prompts, request_tokens, round_number),
-            concurrency=cell.concurrency,
-            is_split=is_split,
+            "round", waves=waves, concurrency=cell.concurrency, is_split=is_split
         )
