@@ -155,16 +155,16 @@ class GoodputController:
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
         lengths, reason, drafted_for = self._choose()
+        depth = lengths.plan.depth
+        if self.options.stops_early and depth and reason == "exploit" and not any(pins):
+            return self._until_it_does_not_pay(requests)
         if lengths.plan.is_uniform:
-            chosen = dict.fromkeys(ids, lengths.plan.depth)
+            chosen = dict.fromkeys(ids, depth)
         else:
             classes = self._classes(requests, ids)
             chosen = dict(zip(ids, _items(lengths, classes), strict=True))
         if drafted_for is not None:
             chosen = {i: k if i in drafted_for else 0 for i, k in chosen.items()}
-        depth = lengths.plan.depth
-        if self.options.stops_early and depth and reason == "exploit" and not any(pins):
-            return self._until_it_does_not_pay(requests)
         if pins.count(None) != len(pins):
             depth = self._apply_pins(chosen, requests, depth)
         return DraftDecision(depth, chosen, reason)

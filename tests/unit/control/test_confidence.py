@@ -67,6 +67,17 @@ def test_survival_without_confidences_is_that_of_the_mean_draft() -> None:
     assert at_usual > first + 0.03, "damping matters"
 
 
+def test_intervals_lie_around_the_estimates_where_confidences_matter() -> None:
+    rng, model = random.Random(4), SurvivalModel(K_MAX)
+    request = DecodeRequest("r", 100)
+    model.see(request)
+    for _ in range(500):
+        model.observe([draw_outcome(rng, 2.5)])
+    assert max(model.confidences[0].dampings) < 0.8
+    pairs = zip(model.survival_of(request), model.intervals_of(request), strict=True)
+    assert all(i.lower < s < i.upper for s, i in pairs)
+
+
 def test_where_nothing_is_known_of_confidence_nothing_changes() -> None:
     with_field, without = SurvivalModel(K_MAX), SurvivalModel(K_MAX)
     rng = random.Random(3)
