@@ -17,6 +17,7 @@ CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
 TINY = [
     *("--workload", "code,phases", "--concurrency", "2", "--temperature", "0"),
     *("--context", "short", "--draft-lengths", "1", "--repeats", "2"),
+    *("--max-repeats", "2"),
     *("--round-seconds", "0.05", "--settle-seconds", "0.1"),
     *("--kv-cache-mib", "32"),
 ]

@@ -158,8 +158,15 @@ def grid(
         typer.Option(help="K of vLLM's own mtp, comma-separated; a contender each."),
     ] = "1,2,3,4,5,6,7,8",
     repeats: Annotated[
-        int, typer.Option(help="Timed rounds of each contender in each cell.")
+        int, typer.Option(help="Timed rounds of each contender in each cell, at least.")
     ] = 3,
+    max_repeats: Annotated[
+        int,
+        typer.Option(
+            help="So many while what was measured is too close to a limit to tell on "
+            "which side of it the cell lies."
+        ),
+    ] = 9,
     round_seconds: Annotated[
         float,
         typer.Option(
@@ -236,6 +243,7 @@ def grid(
             contexts=parse_list("context", context, str),
             draft_lengths=parse_list("draft-lengths", draft_lengths, int),
             num_repeats=repeats,
+            max_repeats=max_repeats,
             round_seconds=round_seconds,
             settle_seconds=settle_seconds,
             model=model,

@@ -8,9 +8,9 @@ outlives a benchmark that was killed::
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
     {"command": "tokenize", "texts": [...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
-     "concurrency": 4, "is_split": false}
-    {"command": "begin", "waves": ..., "concurrency": ...}   then "step" until is_done,
-    {"command": "step"}                                      then "result"
+     "concurrency": 4}
+    {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
+    {"command": "step"}                                     until is_done, then
     {"command": "result"}
     {"command": "stop"}
 
@@ -25,7 +25,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -62,6 +62,7 @@ class BenchEngine:
             mends.mend_expand_kernel()
         self.num_requests = 0
         self._round: Round | None = None
+        self._timers = ExitStack()
         # As vLLM's server does: what lives for ever need not be looked through.
         gc.collect()
         gc.freeze()
@@ -88,7 +89,10 @@ class BenchEngine:
         return {"token_ids": encoded}
 
     def begin(
-        self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
+        self,
+        waves: Sequence[Sequence[Mapping[str, Any]]],
+        concurrency: int,
+        is_split: bool = False,
     ) -> dict[str, Any]:
         """Take a round's requests; nothing runs yet.
 
@@ -97,10 +101,13 @@ class BenchEngine:
                 ``SamplingParams``, or ``allowed_range``: first and last token id).
             concurrency: requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
+            is_split: also time the parts of a step, which costs a little.
         """
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
+        if is_split:
+            self._round.parts = self._timers.enter_context(timed_parts(self._runner))
         return {}
 
     def step(self) -> dict[str, Any]:
@@ -113,6 +120,7 @@ class BenchEngine:
         """What was counted in the round, which is over."""
         assert self._round is not None, "result before begin"
         ended, self._round = self._round, None
+        self._timers.close()
         return {
             **asdict(ended.clock),
             **asdict(self.totals),
@@ -122,24 +130,17 @@ class BenchEngine:
         }
 
     def round(
-        self,
-        waves: Sequence[Sequence[Mapping[str, Any]]],
-        concurrency: int,
-        is_split: bool,
+        self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
     ) -> dict[str, Any]:
         """A whole round without a pause.
 
         Args:
             waves: see ``begin``.
             concurrency: see ``begin``.
-            is_split: also time the parts of a step, which costs a little.
         """
         self.begin(waves, concurrency)
-        assert self._round is not None
-        with timed_parts(self._runner if is_split else None) as parts:
-            self._round.parts = parts
-            while self._round.step():
-                pass
+        while not self.step()["is_done"]:
+            pass
         return self.result()
 
     def add_request(self, request: Mapping[str, Any]) -> str:

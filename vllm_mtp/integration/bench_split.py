@@ -1,8 +1,7 @@
 """Where the time of a step goes: the runner's methods wrapped with timers, for a while.
 
-For the grid benchmark only, in rounds of their own: the ratios are measured without
-it. Model Runner V1 of the engine's own process; with the other runner there is no
-split.
+For the warm-ups of the grid benchmark only: the ratios are measured without it. Model
+Runner V1 of the engine's own process; with the other runner there is no split.
 """
 
 import time
@@ -28,16 +27,16 @@ class Parts:
 
 
 @contextmanager
-def timed_parts(runner: Any | None) -> Iterator[Parts | None]:
+def timed_parts(runner: Any) -> Iterator[Parts | None]:
     """Sum the seconds of the target's pass with sampling, and of drafting.
 
     Args:
-        runner: vLLM's model runner; None to time nothing.
+        runner: vLLM's model runner.
 
     Yields:
-        What is summed; None where nothing is timed.
+        What is summed; None where nothing can be timed.
     """
-    if runner is None or not hasattr(runner, "_model_forward"):
+    if not hasattr(runner, "_model_forward"):
         yield None
         return
     parts = Parts()

@@ -5,15 +5,17 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
 
 1. a short round without speculation tells how many tokens a request must generate for
    a round to take the wished time; all contenders then generate the same number,
-2. every contender does a short untimed round, in which the context comes into the
-   prefix cache and the parts of a step are timed (draft, verify, rest),
+2. all contenders do a short round in which the context comes into the prefix cache
+   and the parts of a step are timed (draft, verify, rest); a static K that is
+   hopelessly behind here is measured no further,
 3. `mtp_plus` serves the same load untimed until its controller has settled, as on a
    server that has been up for half a minute (what settling costs: trace lab),
 4. in every repeat all contenders do one round together: step by step, always the one
    whose clock is behind. A machine that is disturbed for longer than a few steps is
    so for all. Who begins rotates; ratios are paired within a repeat. A static K that
    was far behind the best one in the first repeat cannot be the best of its cell and
-   is spared the others.
+   is spared the others. A cell is measured again until it is clear on which side of
+   its limits it lies (``grid_repeats.py``).
 
 The controller of `mtp_plus` lives on from cell to cell, as on a server. Everything
 measured is in a journal at once (``grid_journal.py``); after an interruption the
@@ -61,7 +63,8 @@ from vllm_mtp.lab.grid_journal import (
 )
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
-from vllm_mtp.lab.grid_race import missing_repeats, spared_contenders
+from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_repeats import next_repeat
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
 from vllm_mtp.lab.provenance import (
@@ -97,7 +100,9 @@ def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
     journal = Journal(path)
     journal.begin(options.as_json(), provenance)
     todo = [
-        cell for cell in plan_cells(options) if not _is_done(journal, cell, options)
+        cell
+        for cell in plan_cells(options)
+        if next_repeat(journal, cell, options) is not None
     ]
     if todo:
         console.print(
@@ -140,10 +145,6 @@ def turns(names: list[str], shift: int) -> Iterator[str]:
     yield from [*names[first:], *names[:first]]
 
 
-def _is_done(journal: Journal, cell: Cell, options: GridOptions) -> bool:
-    return not missing_repeats(journal, cell, options)
-
-
 class _Session:
     """The engines of one run, from start to stop."""
 
@@ -169,10 +170,7 @@ class _Session:
         with self.progress:
             self._start()
             prompts = self._prompts()
-            num_rounds = sum(
-                len(self.names) * (1 + len(self._missing(cell))) for cell in cells
-            )
-            self.progress.begin(num_rounds)
+            self.progress.begin(len(cells))
             for index, cell in enumerate(cells):
                 self._measure(index, cell, prompts)
                 self.progress.finish_cell(
@@ -180,9 +178,6 @@ class _Session:
                     cell.name,
                     summarise_cell(self.journal, cell.name),
                 )
-
-    def _missing(self, cell: Cell) -> list[int]:
-        return missing_repeats(self.journal, cell, self.options)
 
     def _start(self) -> None:
         """All at once; each takes a while to import vLLM."""
@@ -213,16 +208,11 @@ class _Session:
         return baseline.cut_prompts(facts["vocab_size"], self.options)
 
     def _measure(self, index: int, cell: Cell, prompts: Prompts) -> None:
-        repeats = self._missing(cell)
         request_tokens = self._calibrate(cell, prompts)
-        for name in self.names:
-            waves = make_warm_up_waves(cell, prompts)
-            figures = self._round(name, cell, waves, is_split=True)
-            self.progress.advance()
-            self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
+        self._warm_up(cell, prompts)
         self._settle(cell, prompts, request_tokens)
-        for repeat in repeats:
-            spared = spared_contenders(self.journal, cell.name) if repeat else set()
+        while (repeat := next_repeat(self.journal, cell, self.options)) is not None:
+            spared = spared_contenders(self.journal, cell.name, repeat)
             names = [n for n in turns(self.names, index + repeat) if n not in spared]
             self.progress.show(f"{cell.name}: repeat {repeat + 1}, all contenders")
             waves = make_waves(cell, prompts, request_tokens, repeat + 1)
@@ -231,14 +221,28 @@ class _Session:
                 self.journal.add(
                     ROUND, cell=cell.name, repeat=repeat, contender=name, **figures
                 )
-            self.progress.advance(len(self.names))
+
+    def _warm_up(self, cell: Cell, prompts: Prompts) -> None:
+        """All contenders; in a later session without those that play no part."""
+        hopeless = hopeless_contenders(self.journal, cell.name)
+        names = [name for name in self.names if name not in hopeless]
+        self.progress.show(f"{cell.name}: warm-up, all contenders")
+        together = self.group.play_together(
+            names, make_warm_up_waves(cell, prompts), cell.concurrency, is_split=True
+        )
+        for name, figures in together.items():
+            self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
 
     def _settle(self, cell: Cell, prompts: Prompts, request_tokens: int) -> None:
         seconds, num_steps, num_rounds = 0.0, 0, 0
         while seconds < self.options.settle_seconds and num_steps < SETTLED_STEPS:
+            # No texts of the first repeats.
             number = 1 + self.options.num_repeats + num_rounds
             waves = make_waves(cell, prompts, request_tokens, number)
-            figures = self._round(PLUS, cell, waves)
+            self.progress.show(f"{cell.name}: {PLUS} settles")
+            figures = self.group.engines[PLUS].ask(
+                "round", waves=waves, concurrency=cell.concurrency
+            )
             num_rounds += 1
             seconds += figures["seconds"]
             num_steps += figures["decode_steps"]
@@ -252,7 +256,7 @@ class _Session:
         waves = make_warm_up_waves(cell, prompts)
         self.progress.show(f"{cell.name}: how long a round takes")
         figures = self.group.engines[NO_SPECULATION].ask(
-            "round", waves=waves, concurrency=cell.concurrency, is_split=False
+            "round", waves=waves, concurrency=cell.concurrency
         )
         tokens_per_s = figures["full_tokens"] / figures["full_seconds"]
         tokens = cell.request_tokens(tokens_per_s, self.options.round_seconds)
@@ -265,15 +269,3 @@ class _Session:
             prompt_tokens=len(waves[0][0]["prompt"]),
         )
         return tokens
-
-    def _round(
-        self,
-        name: str,
-        cell: Cell,
-        waves: list[list[dict[str, Any]]],
-        is_split: bool = False,
-    ) -> dict[str, Any]:
-        self.progress.show(f"{cell.name}: {name}")
-        return self.group.engines[name].ask(
-            "round", waves=waves, concurrency=cell.concurrency, is_split=is_split
-        )

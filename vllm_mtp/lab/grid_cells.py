@@ -63,8 +63,7 @@ class Cell:
             if self.concurrency == 1:
                 return MIN_TEXTS
             return max(2 * self.concurrency, MIN_TEXTS_OF_BATCH)
-        is_single = self.concurrency == 1 and self.workload != PHASES
-        return 2 if is_single else self.concurrency
+        return self.concurrency if self.workload == PHASES else 2 * self.concurrency
 
     @property
     def num_requests(self) -> int:
@@ -189,10 +188,11 @@ def make_prompts(
 
 
 def make_warm_up_waves(cell: Cell, prompts: Prompts) -> list[list[dict[str, Any]]]:
-    """The first requests of each wave, short: enough to fill the cell's seats."""
+    """A wave of each workload, short: enough to fill the cell's seats."""
     num_requests = max(cell.concurrency, 2)
+    num_workloads = len(set(cell.waves))  # they take turns from the beginning
     waves = make_waves(cell, prompts, cell.warm_up_tokens)
-    return [wave[:num_requests] for wave in waves]
+    return [wave[:num_requests] for wave in waves[:num_workloads]]
 
 
 def make_waves(

@@ -233,6 +233,7 @@ class EngineGroup:
         names: Sequence[str],
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
+        is_split: bool = False,
     ) -> dict[str, dict[str, Any]]:
         """A round of several engines at once, a step at a time.
 
@@ -240,12 +241,15 @@ class EngineGroup:
             names: Of the engines; the first begins.
             waves: Requests, see ``integration/bench_engine.py``.
             concurrency: Requests at a time.
+            is_split: Also time the parts of a step.
 
         Returns:
             What each engine counted, by name.
         """
         for name in names:
-            self.engines[name].ask("begin", waves=waves, concurrency=concurrency)
+            self.engines[name].ask(
+                "begin", waves=waves, concurrency=concurrency, is_split=is_split
+            )
         seconds = dict.fromkeys(names, 0.0)
         while seconds:
             behind = min(seconds, key=seconds.__getitem__)

@@ -22,7 +22,9 @@ HEADER, CALIBRATION, ENGINE, WARM_UP, SETTLING, ROUND = (
     "settling",
     "round",
 )
-MAY_DIFFER = frozenset({"output", "num_repeats", "workloads", "temperatures"})
+MAY_DIFFER = frozenset(
+    {"output", "num_repeats", "max_repeats", "workloads", "temperatures"}
+)
 """Options that may change from one session to the next: they add cells or repeats and
 leave the engines as they are."""
 
@@ -35,6 +37,7 @@ MEASURING_FILES = frozenset(
         "grid_engines.py",
         "grid_prose.py",
         "grid_race.py",
+        "grid_repeats.py",
     }
 )
 

@@ -52,7 +52,8 @@ class GridOptions:
         temperatures: Of sampling; 0 is greedy.
         contexts: Of ``CONTEXTS``.
         draft_lengths: K of vLLM's own `mtp`, a contender each.
-        num_repeats: Timed rounds of each contender in each cell.
+        num_repeats: Timed rounds of each contender in each cell, at least.
+        max_repeats: So often while it is open on which side of its limits a cell is.
         round_seconds: Decode time of a round without speculation.
         settle_seconds: How long `mtp_plus` serves a cell before rounds are timed.
         model: Folder, hub name, or None for the bundled checkpoint.
@@ -68,6 +69,7 @@ class GridOptions:
     contexts: tuple[str, ...] = CONTEXTS
     draft_lengths: tuple[int, ...] = tuple(range(1, MAX_STATIC_DRAFT_LENGTH + 1))
     num_repeats: int = 3
+    max_repeats: int = 9
     round_seconds: float = 1.2
     settle_seconds: float = 20.0
     model: str | None = None
@@ -90,6 +92,7 @@ class GridOptions:
             "draft-lengths", self.draft_lengths, (1, MAX_STATIC_DRAFT_LENGTH)
         )
         _check_one("repeats", self.num_repeats, (1, MAX_REPEATS))
+        _check_one("max-repeats", self.max_repeats, (1, MAX_REPEATS))
         _check_one("round-seconds", self.round_seconds, (0.01, MAX_ROUND_SECONDS))
         _check_one("settle-seconds", self.settle_seconds, (0.0, MAX_ROUND_SECONDS))
         _check_one("long-context", self.long_context_tokens, (64, MAX_CONTEXT_TOKENS))

@@ -51,9 +51,9 @@ class GridProgress:
         """Take the bar away."""
         self._progress.stop()
 
-    def begin(self, num_rounds: int) -> None:
-        """From here on rounds are counted."""
-        self._progress.reset(self._task, total=num_rounds)
+    def begin(self, num_cells: int) -> None:
+        """From here on cells are counted."""
+        self._progress.reset(self._task, total=num_cells)
 
     def show(self, text: str) -> None:
         """What goes on now; on a terminal only."""
@@ -65,10 +65,6 @@ class GridProgress:
         if not self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False)
 
-    def advance(self, num_rounds: int = 1) -> None:
-        """So many more rounds are done."""
-        self._progress.advance(self._task, num_rounds)
-
     def finish_cell(self, count: str, name: str, cell: dict[str, Any]) -> None:
         """A line about a finished cell.
 
@@ -77,6 +73,7 @@ class GridProgress:
             name: Of the cell.
             cell: Its summary.
         """
+        self._progress.advance(self._task)
         plus, best = cell["plus_over_none"], cell["plus_over_best_static"]
         speed = cell["contenders"]["none"]["tokens_per_s"]["median"]
         self._console.print(

@@ -1,43 +1,56 @@
-"""Which rounds of a cell are still to be measured. Pure.
+"""Which static draft lengths are spared rounds that they cannot win. Pure.
 
-A static draft length that was far behind the best one in the first repeat cannot be
-the best of its cell: it is spared the other repeats.
+One that was hopelessly behind in the warm-up is measured there only; one that was far
+behind in the first repeat is spared the others.
 """
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.grid_cells import Cell
-from vllm_mtp.lab.grid_journal import ROUND, Journal
-from vllm_mtp.lab.grid_options import PLUS, GridOptions
+from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_options import PLUS
 
+HOPELESS = 0.65
+"""Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""
 FAR_BEHIND = 0.85
-"""Of the best static K's speed; rounds differ by a few percent."""
+"""Of the best static K's speed in a repeat, where rounds differ by a few percent."""
+
+Record = Mapping[str, Any]
 
 
-def spared_contenders(journal: Journal, cell_name: str) -> set[str]:
-    """Static lengths that are measured in the first repeat only."""
+def warm_up_rounds(journal: Journal, cell_name: str) -> dict[str, Record]:
+    """The first warm-up of each contender in a cell: later ones change nothing."""
+    rounds: dict[str, Record] = {}
+    for record in journal.of_kind(WARM_UP):
+        if record["cell"] == cell_name:
+            rounds.setdefault(record["contender"], record)
+    return rounds
+
+
+def hopeless_contenders(journal: Journal, cell_name: str) -> set[str]:
+    """Static lengths that are measured in the warm-up only."""
+    return _slower(HOPELESS, warm_up_rounds(journal, cell_name).values())
+
+
+def spared_contenders(journal: Journal, cell_name: str, repeat: int) -> set[str]:
+    """Static lengths that are not measured in a repeat."""
+    spared = hopeless_contenders(journal, cell_name)
+    if repeat:
+        first = (
+            record
+            for record in journal.of_kind(ROUND)
+            if record["cell"] == cell_name and record["repeat"] == 0
+        )
+        spared |= _slower(FAR_BEHIND, first)
+    return spared
+
+
+def _slower(share: float, rounds: Iterable[Record]) -> set[str]:
     speeds = {
         record["contender"]: record["full_tokens"] / record["full_seconds"]
-        for record in journal.of_kind(ROUND)
-        if record["cell"] == cell_name and record["repeat"] == 0
+        for record in rounds
+        if record["contender"] not in (NO_SPECULATION, PLUS) and record["full_seconds"]
     }
-    static = {n: s for n, s in speeds.items() if n not in (NO_SPECULATION, PLUS)}
-    needed = FAR_BEHIND * max(static.values(), default=0.0)
-    return {name for name, speed in static.items() if speed < needed}
-
-
-def missing_repeats(journal: Journal, cell: Cell, options: GridOptions) -> list[int]:
-    """Repeats of which a contender's round is missing."""
-    done = {
-        (record["repeat"], record["contender"])
-        for record in journal.of_kind(ROUND)
-        if record["cell"] == cell.name
-    }
-    spared = spared_contenders(journal, cell.name)
-    return [
-        repeat
-        for repeat in range(options.num_repeats)
-        if any(
-            (repeat, name) not in done and not (repeat and name in spared)
-            for name, _ in options.contenders
-        )
-    ]
+    needed = share * max(speeds.values(), default=0.0)
+    return {name for name, speed in speeds.items() if speed < needed}

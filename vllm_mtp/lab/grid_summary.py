@@ -11,6 +11,7 @@ Result (JSON)::
                             acceptance_length, acceptance_per_position,
                             mean_draft_length, num_preempted
                             split_ms                  verify, draft, rest of a step
+                            is_warm_up_only  a static K that was hopelessly behind there
          .best_static       the static K with the highest median of tokens_per_s
          .plus_over_best_static, .plus_over_none      paired ratios
          .identical_texts   whether all greedy texts agree; null at T > 0
@@ -28,9 +29,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, Journal
 from vllm_mtp.lab.grid_options import PLUS
-from vllm_mtp.lab.grid_race import spared_contenders
+from vllm_mtp.lab.grid_race import (
+    hopeless_contenders,
+    spared_contenders,
+    warm_up_rounds,
+)
 from vllm_mtp.lab.grid_targets import judge
 from vllm_mtp.lab.spread import Spread
 
@@ -100,30 +105,28 @@ def summarise(journal: Journal) -> dict[str, Any]:
 
 def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
     """One cell; empty while it has no whole repeat."""
-    repeats = _whole_repeats(journal, name)
+    repeats = list(whole_repeats(journal, name).values())
     if not repeats:
         return {}
     calibration = next(r for r in journal.of_kind(CALIBRATION) if r["cell"] == name)
-    warm_ups = {
-        record["contender"]: record
-        for record in journal.of_kind(WARM_UP)
-        if record["cell"] == name
-    }
-    names = list(repeats[0])
-    speeds = {name: _speeds(repeats, name, FULL) for name in names}
-    whole = {name: _speeds(repeats, name, WHOLE) for name in names}
-    best = best_static({name: speed.median for name, speed in speeds.items()})
+    warm_ups = warm_up_rounds(journal, name)
+    hopeless = hopeless_contenders(journal, name)
     contenders = {
-        contender: {
-            "tokens_per_s": speeds[contender].as_json(),
-            "whole_tokens_per_s": whole[contender].as_json(),
-            "over_none": _ratio(repeats, contender, NO_SPECULATION, FULL),
-            "whole_over_none": _ratio(repeats, contender, NO_SPECULATION, WHOLE),
-            **_acceptance(_rounds_of(repeats, contender)),
-            "split_ms": _split_ms(warm_ups.get(contender)),
-        }
-        for contender in names
+        contender: _summarise_contender(
+            [warm_ups] if contender in hopeless else repeats,
+            contender,
+            warm_ups.get(contender),
+        )
+        | {"is_warm_up_only": contender in hopeless}
+        for contender in _contenders(journal)
     }
+    best = best_static(
+        {
+            contender: each["tokens_per_s"]["median"]
+            for contender, each in contenders.items()
+            if contender not in hopeless
+        }
+    )
     return {
         "name": name,
         **calibration["axes"],
@@ -138,6 +141,19 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         "identical_texts": None
         if calibration["axes"]["temperature"]
         else _texts_agree(repeats),
+    }
+
+
+def _summarise_contender(
+    repeats: Sequence[Mapping[str, Record]], name: str, warm_up: Record | None
+) -> dict[str, Any]:
+    return {
+        "tokens_per_s": _speeds(repeats, name, FULL).as_json(),
+        "whole_tokens_per_s": _speeds(repeats, name, WHOLE).as_json(),
+        "over_none": _ratio(repeats, name, NO_SPECULATION, FULL),
+        "whole_over_none": _ratio(repeats, name, NO_SPECULATION, WHOLE),
+        **_acceptance(_rounds_of(repeats, name)),
+        "split_ms": _split_ms(warm_up),
     }
 
 
@@ -166,24 +182,26 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _whole_repeats(journal: Journal, name: str) -> list[dict[str, Record]]:
-    """Repeats that are complete; a later record counts.
+def whole_repeats(journal: Journal, name: str) -> dict[int, dict[str, Record]]:
+    """Repeats of a cell that are complete but for those who were spared.
 
-    The first is of all contenders; the others lack those that were spared.
+    If a contender was measured twice, the later record counts.
     """
     by_repeat: dict[int, dict[str, Record]] = {}
-    contenders: dict[str, None] = {}
-    for record in journal.of_kind(ENGINE):
-        contenders[record["contender"]] = None
+    contenders = _contenders(journal)
     for record in journal.of_kind(ROUND):
         if record["cell"] == name:
             by_repeat.setdefault(record["repeat"], {})[record["contender"]] = record
-    spared = spared_contenders(journal, name)
-    return [
-        {each: rounds[each] for each in contenders if each in rounds}
+    return {
+        repeat: {each: rounds[each] for each in contenders if each in rounds}
         for repeat, rounds in sorted(by_repeat.items())
-        if rounds.keys() >= contenders.keys() - (spared if repeat else set())
-    ]
+        if set(contenders) - spared_contenders(journal, name, repeat) <= rounds.keys()
+    }
+
+
+def _contenders(journal: Journal) -> list[str]:
+    """All names, in the order in which the engines were started."""
+    return list(dict.fromkeys(e["contender"] for e in journal.of_kind(ENGINE)))
 
 
 def _rounds_of(repeats: Iterable[Mapping[str, Record]], name: str) -> list[Record]:

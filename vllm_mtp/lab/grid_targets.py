@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MIN_OVER_BEST_STATIC = 0.97
-MIN_OVER_NONE = 0.98
+OF_EVERY_CELL = (
+    ("plus_over_best_static", "the best static K of that cell", 0.97),
+    ("plus_over_none", "no speculation", 0.98),
+)
+"""Key in a cell's summary, words, and the limit."""
 MIN_OVER_BEST_SINGLE = 1.10
 
 
@@ -19,16 +22,11 @@ def judge(
     """
     if not cells:
         return []
-    every_cell = [
-        ("the best static K of that cell", "plus_over_best_static"),
-        ("no speculation", "plus_over_none"),
-    ]
-    limits = (MIN_OVER_BEST_STATIC, MIN_OVER_NONE)
     value = overall["plus_over_best_single_static"]
     return [
         *(
             _of_every_cell(cells, f"mtp_plus over {words}, in every cell", key, limit)
-            for (words, key), limit in zip(every_cell, limits, strict=True)
+            for key, words, limit in OF_EVERY_CELL
         ),
         {
             "name": "mtp_plus over the best single static K, geometric mean",

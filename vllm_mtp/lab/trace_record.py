@@ -82,9 +82,7 @@ def record_trace(options: RecordOptions, console: Console) -> int:
         for cell in _shuffled(options):
             console.print(f"serving {cell.name}")
             waves = make_waves(cell, prompts, options.request_tokens)
-            engine.ask(
-                "round", waves=waves, concurrency=cell.concurrency, is_split=False
-            )
+            engine.ask("round", waves=waves, concurrency=cell.concurrency)
     with path.open() as lines:
         return sum(1 for _ in lines)
 

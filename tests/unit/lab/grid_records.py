@@ -22,6 +22,7 @@ def tiny_options(folder: Path, **changes: Any) -> GridOptions:
         "contexts": ("short",),
         "draft_lengths": (1, 2),
         "num_repeats": 2,
+        "max_repeats": 2,
         "output": folder,
     }
     return GridOptions(**(arguments | changes))

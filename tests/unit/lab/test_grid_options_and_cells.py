@@ -66,6 +66,7 @@ def test_contenders_are_none_then_every_static_k_then_ours(
         ({"draft_lengths": (1, 9)}, "draft-lengths: '1,9' is not allowed"),
         ({"draft_lengths": ()}, "draft-lengths: '' is not allowed"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),
+        ({"max_repeats": 101}, "max-repeats: 101 is not allowed"),
         ({"round_seconds": 0.0}, "round-seconds: 0.0 is not allowed"),
         ({"settle_seconds": -1.0}, "settle-seconds: -1.0 is not allowed"),
         ({"long_context_tokens": 1}, "long-context: 1 is not allowed"),
@@ -128,7 +129,7 @@ def test_phases_go_back_and_forth_with_new_prompts(
 
 def test_a_request_is_as_long_as_the_round_needs_within_limits() -> None:
     cell = Cell("constrained", 4, 0.0, "short")
-    assert cell.request_tokens(200.0, 2.0) == 100
+    assert cell.request_tokens(200.0, 2.0) == 50
     assert cell.request_tokens(1.0, 2.0) == MIN_REQUEST_TOKENS
     assert cell.request_tokens(1e6, 2.0) == MAX_REQUEST_TOKENS
     phases = Cell("phases", 32, 0.0, "short")

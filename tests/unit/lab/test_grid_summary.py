@@ -1,6 +1,7 @@
 """The journal of the grid benchmark and what is made of it."""
 
 import json
+from collections.abc import Collection
 from io import StringIO
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from tests.unit.lab.grid_records import (
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab import grid_journal
 from vllm_mtp.lab.grid_bench import report_only, turns
-from vllm_mtp.lab.grid_cells import plan_cells
-from vllm_mtp.lab.grid_journal import ROUND, Journal
+from vllm_mtp.lab.grid_cells import Cell, plan_cells
+from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import GridOptions
-from vllm_mtp.lab.grid_race import missing_repeats, spared_contenders
-from vllm_mtp.lab.grid_summary import summarise
+from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_repeats import next_repeat
+from vllm_mtp.lab.grid_summary import summarise, whole_repeats
 
 
 @pytest.fixture
@@ -101,30 +103,63 @@ def test_a_repeat_without_all_contenders_does_not_count(
 ) -> None:
     journal.records.pop()  # the last round of the last contender
     code, constrained = plan_cells(options)
-    assert missing_repeats(journal, code, options) == []
-    assert missing_repeats(journal, constrained, options) == [1]
+    assert next_repeat(journal, code, options) is None
+    assert next_repeat(journal, constrained, options) == 1
     assert summarise(journal)["cells"][1]["plus_over_none"]["each"] == [1.0]
+
+
+def without(
+    journal: Journal, cell: Cell, contender: str, repeats: Collection[int]
+) -> None:
+    """Take rounds of a contender out of a journal."""
+    journal.records = [
+        record
+        for record in journal.records
+        if record["kind"] != ROUND
+        or (record["cell"], record["contender"]) != (cell.name, contender)
+        or record["repeat"] not in repeats
+    ]
 
 
 def test_a_static_length_far_behind_is_spared_the_other_repeats(
     journal: Journal, options: GridOptions
 ) -> None:
     cell = plan_cells(options)[1]
-    assert spared_contenders(journal, cell.name) == {"mtp K=2"}
-    journal.records = [
-        record
-        for record in journal.records
-        if not (
-            record["kind"] == ROUND
-            and record["cell"] == cell.name
-            and record["contender"] == "mtp K=2"
-            and record["repeat"] == 1
-        )
-    ]
-    assert missing_repeats(journal, cell, options) == []
+    assert spared_contenders(journal, cell.name, 0) == set()
+    assert spared_contenders(journal, cell.name, 1) == {"mtp K=2"}
+    without(journal, cell, "mtp K=2", {1})
+    assert next_repeat(journal, cell, options) is None
     contenders = summarise(journal)["cells"][1]["contenders"]
     assert contenders["mtp K=2"]["over_none"]["each"] == [0.5]
     assert contenders["mtp K=1"]["over_none"]["each"] == [0.8, 0.8]
+
+
+def test_a_static_length_hopeless_in_the_warm_up_is_measured_there_only(
+    journal: Journal, options: GridOptions
+) -> None:
+    cell = plan_cells(options)[0]
+    assert hopeless_contenders(journal, cell.name) == set()
+    for record in journal.of_kind(WARM_UP):
+        if (record["cell"], record["contender"]) == (cell.name, "mtp K=2"):
+            record["full_seconds"] *= 2
+    assert spared_contenders(journal, cell.name, 0) == {"mtp K=2"}
+    without(journal, cell, "mtp K=2", {0, 1})
+    assert next_repeat(journal, cell, options) is None
+    (summary, _) = summarise(journal)["cells"]
+    hopeless = summary["contenders"]["mtp K=2"]
+    assert hopeless["is_warm_up_only"]
+    assert hopeless["over_none"]["each"] == [0.5]
+    assert summary["best_static"] == "mtp K=1"
+    assert summary["plus_over_best_static"]["each"] == [1.25, 1.0]
+
+
+def test_a_later_warm_up_does_not_change_who_is_hopeless(
+    journal: Journal, options: GridOptions
+) -> None:
+    cell = plan_cells(options)[0]
+    slow = figures(9.0, drafted=[1], accepted=[1])
+    journal.add(WARM_UP, cell=cell.name, contender="mtp K=2", **slow)
+    assert hopeless_contenders(journal, cell.name) == set()
 
 
 def test_more_repeats_continue_a_finished_measurement(
@@ -132,7 +167,45 @@ def test_more_repeats_continue_a_finished_measurement(
 ) -> None:
     more = tiny_options(tmp_path, num_repeats=3)
     Journal(journal.path).begin(more.as_json(), PROVENANCE)
-    assert missing_repeats(journal, plan_cells(more)[0], more) == [2]
+    assert next_repeat(journal, plan_cells(more)[0], more) == 2
+
+
+def play(journal: Journal, cell: Cell, seconds: float) -> None:
+    """A repeat in which `mtp_plus` takes so long and no speculation one second."""
+    for name, each in (("none", 1.0), ("mtp K=1", 1.2), ("mtp_plus", seconds)):
+        round_figures = figures(each, drafted=[1], accepted=[1])
+        repeat = len(whole_repeats(journal, cell.name))
+        journal.add(
+            ROUND, cell=cell.name, repeat=repeat, contender=name, **round_figures
+        )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "num_repeats"),
+    [
+        ([0.985, 0.995, 0.975] * 3, 9),
+        ([0.975, 0.985, 0.965] * 3, 9),
+        ([1.1, 1.11, 1.09] * 3, 3),
+        ([0.7, 0.705, 0.695] * 3, 3),
+        ([1.1, 0.9, 1.0] * 3, 9),
+    ],
+    ids=["just above", "just below", "clearly above", "clearly below", "scattered"],
+)
+def test_a_cell_is_measured_until_it_is_clear_where_it_lies(
+    speeds: list[float], num_repeats: int, tmp_path: Path
+) -> None:
+    options = tiny_options(tmp_path, draft_lengths=(1,), num_repeats=3, max_repeats=9)
+    journal = Journal(tmp_path / "grid.jsonl")
+    write_journal(journal, options)
+    cell = plan_cells(options)[0]
+    for contender in ("none", "mtp K=1", "mtp_plus", "mtp K=2"):
+        without(journal, cell, contender, {0, 1})
+    journal.records = [r for r in journal.records if r.get("contender") != "mtp K=2"]
+    measured = 0
+    while next_repeat(journal, cell, options) is not None:
+        play(journal, cell, 1.0 / speeds[measured])
+        measured += 1
+    assert measured == num_repeats
 
 
 def test_a_line_cut_short_is_dropped_and_the_next_one_is_whole(
@@ -163,8 +236,8 @@ def test_another_temperature_may_be_added_later(
     more = tiny_options(tmp_path, temperatures=(0.0, 1.0))
     again = Journal(journal.path)
     again.begin(more.as_json(), PROVENANCE)
-    missing = [missing_repeats(again, cell, more) for cell in plan_cells(more)]
-    assert missing == [[], [], [0, 1], [0, 1]]
+    following = [next_repeat(again, cell, more) for cell in plan_cells(more)]
+    assert following == [None, None, 0, 0]
     assert Journal(journal.path).header["options"]["temperatures"] == [0.0, 1.0]
 
 
