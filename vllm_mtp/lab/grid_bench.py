@@ -14,8 +14,8 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
    whose clock is behind. A machine that is disturbed for longer than a few steps is
    so for all. Who begins rotates; ratios are paired within a repeat. A static K that
    was far behind the best one in the first repeat cannot be the best of its cell and
-   is spared the others. A cell is measured again until it is clear on which side of
-   its limits it lies (``grid_repeats.py``).
+   is spared the others. A cell is measured again, by those whom it is about, until
+   it is clear on which side of its limits it lies (``grid_repeats.py``).
 
 The controller of `mtp_plus` lives on from cell to cell, as on a server. Everything
 measured is in a journal at once (``grid_journal.py``); after an interruption the
@@ -63,7 +63,7 @@ from vllm_mtp.lab.grid_journal import (
 )
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
-from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_race import hopeless_contenders
 from vllm_mtp.lab.grid_repeats import next_repeat
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
@@ -211,15 +211,21 @@ class _Session:
         request_tokens = self._calibrate(cell, prompts)
         self._warm_up(cell, prompts)
         self._settle(cell, prompts, request_tokens)
-        while (repeat := next_repeat(self.journal, cell, self.options)) is not None:
-            spared = spared_contenders(self.journal, cell.name, repeat)
-            names = [n for n in turns(self.names, index + repeat) if n not in spared]
-            self.progress.show(f"{cell.name}: repeat {repeat + 1}, all contenders")
-            waves = make_waves(cell, prompts, request_tokens, repeat + 1)
-            together = self.group.play_together(names, waves, cell.concurrency)
-            for name, figures in together.items():
+        while repeat := next_repeat(self.journal, cell, self.options):
+            number, names = repeat
+            self.progress.show(
+                f"{cell.name}: repeat {number + 1}, {len(names)} engines"
+            )
+            waves = make_waves(cell, prompts, request_tokens, number + 1)
+            in_turn = list(turns(names, index + number))
+            together = self.group.play_together(in_turn, waves, cell.concurrency)
+            for name in names:  # in the order in which they are read back
                 self.journal.add(
-                    ROUND, cell=cell.name, repeat=repeat, contender=name, **figures
+                    ROUND,
+                    cell=cell.name,
+                    repeat=number,
+                    contender=name,
+                    **together[name],
                 )
 
     def _warm_up(self, cell: Cell, prompts: Prompts) -> None:

@@ -1,7 +1,8 @@
-"""Which static draft lengths are spared rounds that they cannot win. Pure.
+"""Who plays in which repeat of a cell. Pure.
 
-One that was hopelessly behind in the warm-up is measured there only; one that was far
-behind in the first repeat is spared the others.
+A static draft length that cannot win is spared rounds: one that was hopelessly behind
+in the warm-up is measured there only, one that was far behind in the first repeat is
+spared the others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,10 +14,15 @@ from vllm_mtp.lab.grid_options import PLUS
 
 HOPELESS = 0.65
 """Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""
-FAR_BEHIND = 0.85
+FAR_BEHIND = 0.87
 """Of the best static K's speed in a repeat, where rounds differ by a few percent."""
 
 Record = Mapping[str, Any]
+
+
+def is_static(contender: str) -> bool:
+    """Whether a contender is vLLM's `mtp` with a fixed K."""
+    return contender not in (NO_SPECULATION, PLUS)
 
 
 def warm_up_rounds(journal: Journal, cell_name: str) -> dict[str, Record]:
@@ -33,24 +39,22 @@ def hopeless_contenders(journal: Journal, cell_name: str) -> set[str]:
     return _slower(HOPELESS, warm_up_rounds(journal, cell_name).values())
 
 
-def spared_contenders(journal: Journal, cell_name: str, repeat: int) -> set[str]:
-    """Static lengths that are not measured in a repeat."""
-    spared = hopeless_contenders(journal, cell_name)
-    if repeat:
-        first = (
-            record
-            for record in journal.of_kind(ROUND)
-            if record["cell"] == cell_name and record["repeat"] == 0
-        )
-        spared |= _slower(FAR_BEHIND, first)
-    return spared
+def spared_contenders(journal: Journal, cell_name: str) -> set[str]:
+    """Static lengths that are measured in the first repeat at most."""
+    first = (
+        record
+        for record in journal.of_kind(ROUND)
+        if record["cell"] == cell_name and record["repeat"] == 0
+    )
+    hopeless = hopeless_contenders(journal, cell_name)
+    return hopeless | _slower(FAR_BEHIND, first)
 
 
 def _slower(share: float, rounds: Iterable[Record]) -> set[str]:
     speeds = {
         record["contender"]: record["full_tokens"] / record["full_seconds"]
         for record in rounds
-        if record["contender"] not in (NO_SPECULATION, PLUS) and record["full_seconds"]
+        if is_static(record["contender"]) and record["full_seconds"]
     }
     needed = share * max(speeds.values(), default=0.0)
     return {name for name, speed in speeds.items() if speed < needed}

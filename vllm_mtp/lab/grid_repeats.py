@@ -1,20 +1,24 @@
 """How often a cell of the grid is measured: until it is clear where it lies. Pure.
 
 Ratios of rounds scatter by 1 to 5 %, and a limit may be 1 % away. So a cell is measured
-again while its medians are too close to their limits, on either side, for what they
-scatter. The rule looks at the distance alone: a cell just above its limit is measured
-as often as one just below, and no round is left out of the result.
+again while a median is too close to its limit, on either side, for what the ratios
+scatter; then only those play whom the limit is about. The rule looks at the distance
+alone: a cell just above its limit is measured as often as one just below, and no round
+is left out of the result.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.grid_cells import Cell
 from vllm_mtp.lab.grid_journal import Journal
-from vllm_mtp.lab.grid_options import GridOptions
-from vllm_mtp.lab.grid_summary import summarise_cell, whole_repeats
-from vllm_mtp.lab.grid_targets import OF_EVERY_CELL
+from vllm_mtp.lab.grid_options import PLUS, GridOptions
+from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_summary import plus_over_static, summarise_cell, whole_repeats
+from vllm_mtp.lab.grid_targets import OVER_BEST_STATIC, OVER_NONE, CellTarget
 
 CLEAR = 1.5
 """Standard errors between a median and its limit."""
@@ -24,9 +28,19 @@ three alone is hardly known."""
 USUAL_WEIGHT = 2
 MEDIAN_ERROR = 1.25
 """Standard error of a median, of that of a mean."""
+NEARLY_BEST = 1.04
+"""A static K that is so close to the best one of the cell may yet turn out the best."""
 
 
-def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> int | None:
+class Repeat(NamedTuple):
+    """What to measure next in a cell."""
+
+    number: int
+    names: list[str]
+    """Of those who play."""
+
+
+def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> Repeat | None:
     """The repeat to measure next; None where the cell is done.
 
     Args:
@@ -35,27 +49,39 @@ def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> int | Non
         options: What the user chose.
     """
     done = whole_repeats(journal, cell.name)
-    missing = next(repeat for repeat in range(len(done) + 1) if repeat not in done)
-    if missing < options.num_repeats:
-        return missing
-    if missing >= options.max_repeats or is_clear(journal, cell):
+    number = next(repeat for repeat in range(len(done) + 1) if repeat not in done)
+    names = [contender.name for contender in options.contenders]
+    if number < options.num_repeats:
+        find_spared = spared_contenders if number else hopeless_contenders
+        spared = find_spared(journal, cell.name)
+        return Repeat(number, [name for name in names if name not in spared])
+    if number >= options.max_repeats:
         return None
-    return missing
+    rivals = _unclear_rivals(journal, cell)
+    if not rivals:
+        return None
+    return Repeat(number, [name for name in names if name in {PLUS, *rivals}])
 
 
-def is_clear(journal: Journal, cell: Cell) -> bool:
-    """Whether it is clear for each limit on which side of it the cell lies."""
+def _unclear_rivals(journal: Journal, cell: Cell) -> set[str]:
+    """Those against whom it is not clear yet on which side of its limit `mtp_plus` is."""
     summary = summarise_cell(journal, cell.name)
-    return all(
-        _is_far_from(limit, summary[key]["each"]) for key, _, limit in OF_EVERY_CELL
-    )
+    rivals = set()
+    if not _is_clear(summary[OVER_NONE.key]["each"], OVER_NONE):
+        rivals.add(NO_SPECULATION)
+    if not _is_clear(summary[OVER_BEST_STATIC.key]["each"], OVER_BEST_STATIC):
+        ratios = plus_over_static(journal, cell.name)
+        nearly = NEARLY_BEST * min(ratios.values())
+        rivals |= {name for name, ratio in ratios.items() if ratio <= nearly}
+    return rivals
 
 
-def _is_far_from(limit: float, ratios: Sequence[float]) -> bool:
+def _is_clear(ratios: Sequence[float], target: CellTarget) -> bool:
     logs = [math.log(ratio) for ratio in ratios]
     mean, number = statistics.fmean(logs), len(logs)
     squares = sum((each - mean) ** 2 for each in logs)
     squares += USUAL_WEIGHT * USUAL_DEVIATION**2
     deviation = math.sqrt(squares / (number - 1 + USUAL_WEIGHT))
     error = MEDIAN_ERROR * deviation / math.sqrt(number)
-    return abs(statistics.median(logs) - math.log(limit)) > CLEAR * error
+    distance = statistics.median(logs) - math.log(target.limit)
+    return abs(distance) > CLEAR * error

@@ -12,7 +12,7 @@ Result (JSON)::
                             mean_draft_length, num_preempted
                             split_ms                  verify, draft, rest of a step
                             is_warm_up_only  a static K that was hopelessly behind there
-         .best_static       the static K with the highest median of tokens_per_s
+         .best_static       the static K against which mtp_plus is slowest
          .plus_over_best_static, .plus_over_none      paired ratios
          .identical_texts   whether all greedy texts agree; null at T > 0
     overall.geometric_means over_none of every contender over all cells
@@ -31,11 +31,7 @@ from typing import Any, NamedTuple
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, Journal
 from vllm_mtp.lab.grid_options import PLUS
-from vllm_mtp.lab.grid_race import (
-    hopeless_contenders,
-    spared_contenders,
-    warm_up_rounds,
-)
+from vllm_mtp.lab.grid_race import hopeless_contenders, is_static, warm_up_rounds
 from vllm_mtp.lab.grid_targets import judge
 from vllm_mtp.lab.spread import Spread
 
@@ -120,13 +116,8 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         | {"is_warm_up_only": contender in hopeless}
         for contender in _contenders(journal)
     }
-    best = best_static(
-        {
-            contender: each["tokens_per_s"]["median"]
-            for contender, each in contenders.items()
-            if contender not in hopeless
-        }
-    )
+    over_static = plus_over_static(journal, name)
+    best = min(over_static, key=lambda contender: over_static[contender])
     return {
         "name": name,
         **calibration["axes"],
@@ -157,10 +148,17 @@ def _summarise_contender(
     }
 
 
-def best_static(medians: Mapping[str, float]) -> str:
-    """The fastest contender with a static K."""
-    static = [name for name in medians if name not in (NO_SPECULATION, PLUS)]
-    return max(static, key=lambda name: medians[name])
+def plus_over_static(journal: Journal, name: str) -> dict[str, float]:
+    """Medians of `mtp_plus` over each static K that was measured in a cell's repeats.
+
+    Paired, because not every K plays in every repeat, and the machine drifts.
+    """
+    repeats = list(whole_repeats(journal, name).values())
+    measured = {c: None for repeat in repeats for c in repeat if is_static(c)}
+    return {
+        contender: _ratio(repeats, PLUS, contender, FULL)["median"]
+        for contender in measured
+    }
 
 
 def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
@@ -173,7 +171,7 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
         )
         for name in cells[0]["contenders"]
     }
-    best = best_static(means)
+    best = max(filter(is_static, means), key=lambda name: means[name])
     return {
         "geometric_means": means,
         "best_single_static": best,
@@ -183,7 +181,7 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
 
 
 def whole_repeats(journal: Journal, name: str) -> dict[int, dict[str, Record]]:
-    """Repeats of a cell that are complete but for those who were spared.
+    """Repeats of a cell of which everything was written: `mtp_plus` comes last.
 
     If a contender was measured twice, the later record counts.
     """
@@ -195,7 +193,7 @@ def whole_repeats(journal: Journal, name: str) -> dict[int, dict[str, Record]]:
     return {
         repeat: {each: rounds[each] for each in contenders if each in rounds}
         for repeat, rounds in sorted(by_repeat.items())
-        if set(contenders) - spared_contenders(journal, name, repeat) <= rounds.keys()
+        if PLUS in rounds
     }
 
 
@@ -274,7 +272,7 @@ def _texts_agree(repeats: Sequence[Mapping[str, Record]]) -> bool:
 
 def _lowest_acceptance(cells: Sequence[Record]) -> dict[str, Any] | None:
     """The cell in which the first draft token is accepted least often."""
-    static = [name for name in cells[0]["contenders"] if name.startswith("mtp K=")]
+    static = list(filter(is_static, cells[0]["contenders"]))
     shares = [
         {"cell": cell["name"], "accepted": positions[0]}
         for cell in cells

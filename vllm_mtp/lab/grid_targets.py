@@ -1,13 +1,22 @@
 """The stated targets of the grid, each with what was measured for it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-OF_EVERY_CELL = (
-    ("plus_over_best_static", "the best static K of that cell", 0.97),
-    ("plus_over_none", "no speculation", 0.98),
+
+class CellTarget(NamedTuple):
+    """A limit that every cell must reach."""
+
+    key: str
+    """In a cell's summary."""
+    rival: str
+    limit: float
+
+
+OVER_BEST_STATIC = CellTarget(
+    "plus_over_best_static", "the best static K of that cell", 0.97
 )
-"""Key in a cell's summary, words, and the limit."""
+OVER_NONE = CellTarget("plus_over_none", "no speculation", 0.98)
 MIN_OVER_BEST_SINGLE = 1.10
 
 
@@ -24,10 +33,7 @@ def judge(
         return []
     value = overall["plus_over_best_single_static"]
     return [
-        *(
-            _of_every_cell(cells, f"mtp_plus over {words}, in every cell", key, limit)
-            for key, words, limit in OF_EVERY_CELL
-        ),
+        *(_of_every_cell(cells, target) for target in (OVER_BEST_STATIC, OVER_NONE)),
         {
             "name": "mtp_plus over the best single static K, geometric mean",
             "limit": MIN_OVER_BEST_SINGLE,
@@ -40,14 +46,14 @@ def judge(
 
 
 def _of_every_cell(
-    cells: Sequence[Mapping[str, Any]], name: str, key: str, limit: float
+    cells: Sequence[Mapping[str, Any]], target: CellTarget
 ) -> dict[str, Any]:
-    worst = min(cells, key=lambda cell: float(cell[key]["median"]))
-    missed = sum(cell[key]["median"] < limit for cell in cells)
+    worst = min(cells, key=lambda cell: float(cell[target.key]["median"]))
+    missed = sum(cell[target.key]["median"] < target.limit for cell in cells)
     return {
-        "name": name,
-        "limit": limit,
-        "value": worst[key]["median"],
+        "name": f"mtp_plus over {target.rival}, in every cell",
+        "limit": target.limit,
+        "value": worst[target.key]["median"],
         "is_reached": missed == 0,
         "num_cells_missed": missed,
         "worst_cell": worst["name"],

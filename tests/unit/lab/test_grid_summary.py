@@ -20,10 +20,10 @@ from vllm_mtp.lab import grid_journal
 from vllm_mtp.lab.grid_bench import report_only, turns
 from vllm_mtp.lab.grid_cells import Cell, plan_cells
 from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
-from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
-from vllm_mtp.lab.grid_repeats import next_repeat
-from vllm_mtp.lab.grid_summary import summarise, whole_repeats
+from vllm_mtp.lab.grid_repeats import Repeat, next_repeat
+from vllm_mtp.lab.grid_summary import summarise
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_repeat_without_all_contenders_does_not_count(
     journal.records.pop()  # the last round of the last contender
     code, constrained = plan_cells(options)
     assert next_repeat(journal, code, options) is None
-    assert next_repeat(journal, constrained, options) == 1
+    assert next_repeat(journal, constrained, options) == (1, ["none", "mtp K=1", PLUS])
     assert summarise(journal)["cells"][1]["plus_over_none"]["each"] == [1.0]
 
 
@@ -125,8 +125,8 @@ def test_a_static_length_far_behind_is_spared_the_other_repeats(
     journal: Journal, options: GridOptions
 ) -> None:
     cell = plan_cells(options)[1]
-    assert spared_contenders(journal, cell.name, 0) == set()
-    assert spared_contenders(journal, cell.name, 1) == {"mtp K=2"}
+    assert hopeless_contenders(journal, cell.name) == set()
+    assert spared_contenders(journal, cell.name) == {"mtp K=2"}
     without(journal, cell, "mtp K=2", {1})
     assert next_repeat(journal, cell, options) is None
     contenders = summarise(journal)["cells"][1]["contenders"]
@@ -142,7 +142,7 @@ def test_a_static_length_hopeless_in_the_warm_up_is_measured_there_only(
     for record in journal.of_kind(WARM_UP):
         if (record["cell"], record["contender"]) == (cell.name, "mtp K=2"):
             record["full_seconds"] *= 2
-    assert spared_contenders(journal, cell.name, 0) == {"mtp K=2"}
+    assert hopeless_contenders(journal, cell.name) == {"mtp K=2"}
     without(journal, cell, "mtp K=2", {0, 1})
     assert next_repeat(journal, cell, options) is None
     (summary, _) = summarise(journal)["cells"]
@@ -167,16 +167,19 @@ def test_more_repeats_continue_a_finished_measurement(
 ) -> None:
     more = tiny_options(tmp_path, num_repeats=3)
     Journal(journal.path).begin(more.as_json(), PROVENANCE)
-    assert next_repeat(journal, plan_cells(more)[0], more) == 2
+    repeat = next_repeat(journal, plan_cells(more)[0], more)
+    assert repeat is not None
+    assert repeat.number == 2
 
 
-def play(journal: Journal, cell: Cell, seconds: float) -> None:
-    """A repeat in which `mtp_plus` takes so long and no speculation one second."""
-    for name, each in (("none", 1.0), ("mtp K=1", 1.2), ("mtp_plus", seconds)):
-        round_figures = figures(each, drafted=[1], accepted=[1])
-        repeat = len(whole_repeats(journal, cell.name))
+def play(
+    journal: Journal, cell: Cell, repeat: Repeat, seconds: dict[str, float]
+) -> None:
+    """Measure a repeat in which each contender takes so long."""
+    for name in repeat.names:
+        round_figures = figures(seconds[name], drafted=[1], accepted=[1])
         journal.add(
-            ROUND, cell=cell.name, repeat=repeat, contender=name, **round_figures
+            ROUND, cell=cell.name, repeat=repeat.number, contender=name, **round_figures
         )
 
 
@@ -201,11 +204,14 @@ def test_a_cell_is_measured_until_it_is_clear_where_it_lies(
     for contender in ("none", "mtp K=1", "mtp_plus", "mtp K=2"):
         without(journal, cell, contender, {0, 1})
     journal.records = [r for r in journal.records if r.get("contender") != "mtp K=2"]
-    measured = 0
-    while next_repeat(journal, cell, options) is not None:
-        play(journal, cell, 1.0 / speeds[measured])
-        measured += 1
-    assert measured == num_repeats
+    seconds = {"none": 1.0, "mtp K=1": 1.2}
+    players = []
+    while repeat := next_repeat(journal, cell, options):
+        play(journal, cell, repeat, seconds | {PLUS: 1.0 / speeds[repeat.number]})
+        players.append(repeat.names)
+    assert len(players) == num_repeats
+    assert players[:3] == [["none", "mtp K=1", PLUS]] * 3
+    assert all("mtp K=1" not in names or speeds[0] > 1 for names in players[3:])
 
 
 def test_a_line_cut_short_is_dropped_and_the_next_one_is_whole(
@@ -237,7 +243,7 @@ def test_another_temperature_may_be_added_later(
     again = Journal(journal.path)
     again.begin(more.as_json(), PROVENANCE)
     following = [next_repeat(again, cell, more) for cell in plan_cells(more)]
-    assert following == [None, None, 0, 0]
+    assert [repeat and repeat.number for repeat in following] == [None, None, 0, 0]
     assert Journal(journal.path).header["options"]["temperatures"] == [0.0, 1.0]
 
 
