@@ -64,7 +64,7 @@ def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> Repeat | 
 
 
 def _unclear_rivals(journal: Journal, cell: Cell) -> set[str]:
-    """Those against whom it is not clear yet on which side of its limit `mtp_plus` is."""
+    """Those against whom it is not clear on which side of its limit `mtp_plus` is."""
     summary = summarise_cell(journal, cell.name)
     rivals = set()
     if not _is_clear(summary[OVER_NONE.key]["each"], OVER_NONE):
