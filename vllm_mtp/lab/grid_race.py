@@ -14,7 +14,7 @@ from vllm_mtp.lab.grid_options import PLUS
 
 HOPELESS = 0.65
 """Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""
-FAR_BEHIND = 0.87
+FAR_BEHIND = 0.9
 """Of the best static K's speed in a repeat, where rounds differ by a few percent."""
 
 Record = Mapping[str, Any]
