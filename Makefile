@@ -17,6 +17,9 @@ serve_model = $(or $(MODEL),vllm_mtp/assets/mimo-python)
 serve_args_cpu = --enforce-eager --kv-cache-memory-bytes 1073741824
 serve_args_gpu =
 
+# Test files side by side. One GPU has room for one engine at a time.
+test_jobs = $(if $(filter gpu,$(shell $(bootstrap) hardware)),1,2)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup python demo serve bench lint quality test format
 
@@ -56,7 +59,7 @@ quality: lint
 	@$(run) python -m pytest -q tests/unit/test_import_rules.py
 
 test: lint
-	@$(run) python -m pytest tests $(ARGS)
+	@$(run) python -m pytest tests -n $(test_jobs) --dist loadfile $(ARGS)
 
 format: setup
 	@$(run) ruff check --fix .
