@@ -1,0 +1,199 @@
+"""The draft vocabulary: which token ids the MTP layers can propose.
+
+A draft step multiplies by the whole head, though nearly all text is made of a few
+thousand tokens. Here the draft head has ``num_rows`` rows of the target's, and row
+``i`` proposes ``token_ids[i]``. Verification is not concerned: it uses the whole
+vocabulary, and a token outside the draft vocabulary has draft probability 0.
+
+Which rows is a matter of *scores*: how often a token was committed lately, and in
+which prompts it stands. Everything is on the device and nothing waits for it; only
+``refresh`` looks at the scores, and between two of them rows stay as they are.
+
+Tensor parallelism: the head's rows lie in shards, a range of token ids on each rank,
+and every rank can multiply by its own only. Each gets the same number of rows, or the
+fullest would make the others wait.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import torch
+
+HALF_LIFE_TOKENS = 16384
+"""Committed tokens after which a token that did not come again counts half."""
+COVERAGE_HALF_LIFE_TOKENS = 2048
+ROW_MULTIPLE = 128
+"""Rows on each rank: a multiple of what matrix units take at a time."""
+
+RowsChanged = Callable[[torch.Tensor, torch.Tensor], None]
+"""Told ``slots`` and the ``token_ids`` that are there from now on, both int64."""
+
+
+class Shard(NamedTuple):
+    """Token ids ``first`` to ``end - 1`` of the head lie on one rank."""
+
+    first: int
+    end: int
+
+
+class DraftVocabulary:
+    """Scores of all token ids, and the ids of the rows."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        shards: Sequence[Shard],
+        always: Collection[int],
+        device: torch.device,
+    ) -> None:
+        """Begin with the lowest token ids: tokenizers merge frequent pairs first.
+
+        Args:
+            num_rows: Of all ranks together, a multiple of their number.
+            shards: Of each rank, in order, without gaps.
+            always: Token ids that are never left out, such as end of sequence.
+            device: Of the tensors.
+        """
+        self.vocab_size = shards[-1].end
+        self.num_rows = num_rows
+        self._shards = shards
+        self._rows_per_shard = num_rows // len(shards)
+        # What comes last takes what is no token.
+        shape = (self.vocab_size + 1,)
+        self._scores = torch.zeros(shape, device=device)
+        self._is_member = torch.zeros(shape, dtype=torch.bool, device=device)
+        low_ids_first = torch.linspace(1e-3, 0.0, self.vocab_size, device=device)
+        self._prior = low_ids_first
+        if always:
+            pinned = torch.tensor(sorted(always), device=device)
+            self._prior[pinned] = torch.inf
+        self._num_seen = torch.zeros((), device=device)
+        """Committed tokens since the last refresh."""
+        # Committed tokens, and those of them that were members, both fading.
+        self._covered = torch.zeros(2, device=device)
+        self.on_rows_changed: list[RowsChanged] = []
+        self.token_ids = self._best_ids()
+        """``[num_rows]`` int64: the token that each row proposes. Never another
+        tensor, so that a CUDA graph may hold it."""
+        self._is_member[self.token_ids] = True
+
+    # -- what is asked --------------------------------------------------------------
+
+    def to_target(
+        self,
+        # any shape, int64
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Token ids of rows."""
+        return self.token_ids[rows]
+
+    def spread(
+        self,
+        # [num_tokens, num_rows]
+        values: torch.Tensor,
+        fill: float,
+    ) -> torch.Tensor:
+        """``[num_tokens, vocab_size]``: each value at its token id, else ``fill``."""
+        whole = values.new_full((values.shape[0], self.vocab_size), fill)
+        return whole.index_copy_(1, self.token_ids, values)
+
+    def coverage(self) -> tuple[float, float]:
+        """Share of the tokens committed lately that rows could have proposed.
+
+        Returns:
+            The share, and of how many tokens it is. Waits for the device.
+        """
+        num_tokens, num_members = self._covered.tolist()
+        return num_members / max(num_tokens, 1.0), num_tokens
+
+    # -- what is learnt -------------------------------------------------------------
+
+    def observe(
+        self,
+        # [num_tokens] int32 or int64; what is no token id does not count
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Count tokens that were committed."""
+        ids = token_ids.long()
+        is_token = (ids >= 0) & (ids < self.vocab_size)
+        ids = ids.masked_fill(~is_token, self.vocab_size)
+        weights = is_token.float()
+        self._scores.index_add_(0, ids, weights)
+        self._num_seen += weights.sum()
+        num_members = (weights * self._is_member[ids]).sum()
+        self._covered += torch.stack((weights.sum(), num_members))
+
+    def expect(
+        self,
+        # [num_tokens] int64, on the host
+        token_ids: torch.Tensor,
+    ) -> None:
+        """Count each token of a prompt once: it is likely to come again."""
+        is_token = (token_ids >= 0) & (token_ids < self.vocab_size)
+        distinct = torch.unique(token_ids[is_token])
+        self._scores[distinct.to(self._scores.device, non_blocking=True)] += 1.0
+
+    def refresh(self) -> None:
+        """Give the rows to the tokens with the highest scores."""
+        self._move_rows(self._best_ids())
+        self._scores *= torch.exp2(-self._num_seen / HALF_LIFE_TOKENS)
+        self._covered *= torch.exp2(-self._num_seen / COVERAGE_HALF_LIFE_TOKENS)
+        self._num_seen.zero_()
+
+    def prefer(self, token_ids: Sequence[int]) -> None:
+        """Begin with a list that was made beforehand.
+
+        Args:
+            token_ids: The more worth a row the earlier. What rows are left in a shard
+                go to its lowest ids.
+        """
+        ids = torch.tensor(token_ids, device=self._scores.device)
+        falling = torch.linspace(2.0, 1.0, len(token_ids), device=self._scores.device)
+        self._scores[ids] = falling
+        self._move_rows(self._best_ids())
+
+    def _best_ids(self) -> torch.Tensor:
+        """``[num_rows]`` int64, shard by shard."""
+        ranks = self._scores[:-1] + self._prior
+        return torch.cat(
+            [
+                ranks[first:end].topk(self._rows_per_shard, sorted=False).indices
+                + first
+                for first, end in self._shards
+            ]
+        )
+
+    def _move_rows(self, token_ids: torch.Tensor) -> None:
+        """Only rows that change move, where asking which ones costs nothing."""
+        is_member = torch.zeros_like(self._is_member)
+        is_member[token_ids] = True
+        if token_ids.is_cuda:
+            slots = torch.arange(self.num_rows, device=token_ids.device)
+        else:
+            slots = (~is_member[self.token_ids]).nonzero()[:, 0]
+            newcomers = is_member[token_ids] & ~self._is_member[token_ids]
+            token_ids = token_ids[newcomers]
+        self._is_member = is_member
+        self.token_ids[slots] = token_ids
+        for tell in self.on_rows_changed:
+            tell(slots, token_ids)
+
+
+def default_num_rows(vocab_size: int, num_shards: int) -> int | None:
+    """Rows of a draft vocabulary that nobody chose; None where none would pay.
+
+    A quarter of the vocabulary, at most 16384: FastMTP found 16k of 152k rows to cost
+    1 % of the acceptance length, with a list that was made beforehand and for all.
+
+    Args:
+        vocab_size: Of the target.
+        num_shards: Ranks that share the head.
+    """
+    num_rows = min(vocab_size // 4, 16384)
+    return round_num_rows(num_rows, num_shards) if num_rows >= 1024 else None
+
+
+def round_num_rows(num_rows: int, num_shards: int) -> int:
+    """Up to a number that gives all ranks the same number of whole tiles."""
+    multiple = ROW_MULTIPLE * num_shards
+    return -(-num_rows // multiple) * multiple

@@ -1,0 +1,93 @@
+"""When the draft vocabulary is used, and when its rows are chosen anew.
+
+Counted in draft passes and decided by what every rank sees alike, never by a clock:
+ranks of one model must multiply by the same rows in the same step.
+"""
+
+import torch
+
+from vllm_mtp.drafting.vocabulary import DraftVocabulary
+
+STEPS_BETWEEN_REFRESHES = 64
+STEPS_BEFORE_NEW_PROMPTS_COUNT = 16
+"""Fewer while requests come in whose prompts the scores have not been asked about."""
+STEPS_BETWEEN_WARNINGS = 16384
+
+MIN_TOKENS = 256
+"""Committed tokens before a coverage is believed."""
+ENOUGH_COVERAGE, TOO_LITTLE_COVERAGE = 0.97, 0.95
+"""A draft of three tokens, each covered with 0.97, loses at most 3 % of its acceptance
+length at 0.8 per token; the smaller head makes up for it where drafting is a tenth of
+a step or more. Apart, so that it does not thrash."""
+POOR_COVERAGE, MIN_TOKENS_TO_COMPLAIN = 0.9, 4096
+"""Of a list that a user made."""
+
+
+class VocabularyPolicy:
+    """Keeps a vocabulary up to date and says whether to draft from it."""
+
+    def __init__(
+        self, vocabulary: DraftVocabulary, *, is_fixed: bool, may_switch: bool
+    ) -> None:
+        """Nothing is known of the traffic yet.
+
+        Args:
+            vocabulary: Whose rows are chosen.
+            is_fixed: Its rows are a list that stays.
+            may_switch: Drafting may go back to the whole head. Not where CUDA graphs
+                have been made of it.
+        """
+        self.vocabulary = vocabulary
+        self.is_active = is_fixed or not may_switch
+        self._is_fixed = is_fixed
+        self._may_switch = may_switch and not is_fixed
+        self._steps_to_refresh = 0
+        self._steps_to_warning = 0
+        self._has_new_prompts = False
+
+    def expect(
+        self,
+        # [num_tokens] int64, on the host
+        prompt_token_ids: torch.Tensor,
+    ) -> None:
+        """A request with this prompt is about to run."""
+        if not self._is_fixed:
+            self.vocabulary.expect(prompt_token_ids)
+            self._has_new_prompts = True
+
+    def before_drafting(self) -> str | None:
+        """Prepare a draft pass; nothing else may move rows.
+
+        Returns:
+            What the user should know, in a sentence, now and then.
+        """
+        self._steps_to_warning -= 1
+        if self._is_fixed:
+            return self._complaint()
+        self._steps_to_refresh -= 1
+        num_spared = STEPS_BETWEEN_REFRESHES - STEPS_BEFORE_NEW_PROMPTS_COUNT
+        if self._steps_to_refresh <= (num_spared if self._has_new_prompts else 0):
+            self._steps_to_refresh = STEPS_BETWEEN_REFRESHES
+            self._has_new_prompts = False
+            self.vocabulary.refresh()
+            if self._may_switch:
+                self._switch()
+        return None
+
+    def _switch(self) -> None:
+        share, num_tokens = self.vocabulary.coverage()
+        needed = TOO_LITTLE_COVERAGE if self.is_active else ENOUGH_COVERAGE
+        self.is_active = num_tokens >= MIN_TOKENS and share >= needed
+
+    def _complaint(self) -> str | None:
+        if self._steps_to_warning > 0:
+            return None
+        self._steps_to_warning = STEPS_BETWEEN_REFRESHES
+        share, num_tokens = self.vocabulary.coverage()
+        if num_tokens < MIN_TOKENS_TO_COMPLAIN or share >= POOR_COVERAGE:
+            return None
+        self._steps_to_warning = STEPS_BETWEEN_WARNINGS
+        return (
+            f"the draft vocabulary covers only {100 * share:.0f} % of the tokens that "
+            'were committed lately: make another list, or set draft_vocab to "auto"'
+        )
