@@ -43,6 +43,10 @@ SGLang publish their best MTP figures at 3.
 """
 
 
+AUTO, FULL = "auto", "full"
+"""Values of ``draft_vocab`` that are no file."""
+
+
 class ConfigError(ValueError):
     """A mistake of the user's: names the option, its value and what is allowed."""
 
@@ -62,20 +66,43 @@ class MTPPlusConfig(BaseModel):
             "controller), or the next multiple of the model's number of MTP layers."
         ),
     )
-    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
-        default="greedy",
+    draft_sample_method: Literal["auto", "greedy", "probabilistic"] = Field(
+        default="auto",
         description=(
-            "How draft tokens are chosen. `greedy` takes the most likely one; "
-            "`probabilistic` samples from the draft distribution, which accepts more "
-            "at high temperature and keeps a row of logits per draft token."
+            "How draft tokens of sampled requests are chosen; greedy requests get the "
+            "most likely one. `greedy`: that, too. `probabilistic`: drawn from the "
+            "draft distribution, which accepts more and keeps a row of it for each "
+            "draft token. `auto`: drawn on Model Runner V1; on V2, where the rows of "
+            "all requests that could run are kept, greedy."
+        ),
+    )
+    draft_vocab: str = Field(
+        default=AUTO,
+        min_length=1,
+        description=(
+            "Tokens that the MTP layers may propose; verification always uses the "
+            "whole vocabulary. `auto`: those committed lately and those of the prompts "
+            "that run, as long as they cover what is committed. `full`: all. A file: "
+            "the list in it, made by `vllm-mtp vocab build`."
+        ),
+        json_schema_extra={"allowed": "'auto' or 'full' or a file"},
+    )
+    draft_vocab_size: int | None = Field(
+        default=None,
+        ge=128,
+        le=2**20,
+        description=(
+            "Rows of the draft head; rounded up to a multiple of 128 for each rank. "
+            "Unset: a quarter of the vocabulary, at most 16384, none below 1024; with "
+            "a file as many as it has."
         ),
     )
     rejection_sample_method: Literal["standard", "block"] = Field(
         default="standard",
         description=(
-            "Verification. `standard` tests draft tokens one by one, `block` jointly "
-            "(Model Runner V2 only). vLLM's `synthetic` is refused: it is not "
-            "lossless."
+            "Verification of sampled requests. `standard` tests draft tokens one by "
+            "one, `block` jointly, which keeps at least as many. vLLM's `synthetic` is "
+            "refused: it is not lossless."
         ),
     )
     kv_rollback: Literal["metadata", "scrub"] = Field(
@@ -99,8 +126,9 @@ class MTPPlusConfig(BaseModel):
     early_stop: bool = Field(
         default=True,
         description=(
-            "`goodput` only: end a draft where the next token is too unlikely to be "
-            "accepted, by what the MTP layers say of it. Where drafts come back to the "
+            "End a draft where the next token is too unlikely to be accepted, by what "
+            "the MTP layers say of it (`goodput`; `random` ends it anywhere). Where "
+            "drafts come back to the "
             "scheduler and steps run eagerly: Model Runner V1 with sync scheduling, on "
             "a CPU or with `--enforce-eager`, one rank, no trace."
         ),
@@ -129,6 +157,11 @@ class MTPPlusConfig(BaseModel):
         le=2**63 - 1,
         description="Seed of the `random` controller.",
     )
+
+    @property
+    def lists_draft_vocab(self) -> bool:
+        """Whether the draft vocabulary is in a file."""
+        return self.draft_vocab not in (AUTO, FULL)
 
 
 OWN_KEYS = frozenset(MTPPlusConfig.model_fields)
@@ -192,6 +225,8 @@ class SplitOptions(NamedTuple):
             draft_length: resolved upper bound on K.
         """
         shared = self.own.model_dump(include=set(SHARED_KEYS))
+        if shared["draft_sample_method"] == AUTO:
+            shared["draft_sample_method"] = "greedy"  # what V2 does then
         options = {
             **self.passthrough,
             **shared,
@@ -279,6 +314,8 @@ def parse_own_options(options: Mapping[str, Any]) -> MTPPlusConfig:
 def allowed_values(key: str) -> str:
     """What an option of ours accepts, in words, derived from its field."""
     schema = MTPPlusConfig.model_json_schema()["properties"][key]
+    if "allowed" in schema:
+        return str(schema["allowed"])
     branches = schema.get("anyOf", [schema])
     return " or ".join(_describe_branch(branch) for branch in branches)
 

@@ -1,9 +1,10 @@
-"""Sampled output follows the target's distribution on Model Runner V1 on CPU.
+"""Sampled requests with a seed on Model Runner V1: distribution and repeatability.
 
-Many seeded requests with one prompt; the joint distribution of the first tokens is
-compared with an engine that does not speculate, by chi-square. False alarms: each
-comparison fails a correct engine once in 10,000 draws of seeds (``ALPHA``), all eight
-together less than once in 1,000; the seeds are fixed, so a pass stays a pass.
+Many requests with one prompt, each with its own seed; the joint distribution of the
+first tokens is compared with an engine that does not speculate, by chi-square. False
+alarms: each comparison fails a correct engine once in 10,000 draws of seeds
+(``ALPHA``); the seeds are fixed, so a pass stays a pass. Requests without a seed, whose
+drafts are drawn, are compared in ``exactness/``.
 """
 
 from typing import Any
@@ -81,13 +82,50 @@ def p_values(first: Samples, second: Samples, num_tokens: int) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("draft_sample_method", ["greedy", "probabilistic"])
+@pytest.mark.parametrize("rejection_sample_method", ["standard", "block"])
 def test_sampled_tokens_follow_the_target(
-    draft_sample_method: str, plain_samples: Samples
+    rejection_sample_method: str, plain_samples: Samples
 ) -> None:
-    ours = speculative_samples(SPEC | {"draft_sample_method": draft_sample_method})
+    spec = SPEC | {"rejection_sample_method": rejection_sample_method}
+    ours = speculative_samples(spec)
     for num_tokens in (2, 3):
         assert min(p_values(ours, plain_samples, num_tokens)) > ALPHA
+
+
+@pytest.mark.parametrize("rejection_sample_method", ["standard", "block"])
+def test_a_seed_means_the_same_text_whoever_else_is_served(
+    rejection_sample_method: str,
+) -> None:
+    """At a draft length that the request fixes, which else would change with time."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=list(p)) for p in heldout_prompts(24)]
+    seeded = [
+        SamplingParams(
+            temperature=1.0,
+            top_p=0.9,
+            seed=i,
+            max_tokens=24,
+            extra_args={"mtp_plus_k": DRAFT_LENGTH},
+        )
+        for i in range(8)
+    ]
+    others = [SamplingParams(temperature=1.0, max_tokens=16) for _ in range(16)]
+    spec = {"method": "mtp_plus", "rejection_sample_method": rejection_sample_method}
+    texts = []
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=12, speculative_config=spec) as llm:
+        for params in ([*seeded, *others], [*others, *seeded], seeded):
+            chosen = [prompts[p.seed if p.seed is not None else 8] for p in params]
+            outputs = llm.generate(chosen, params, use_tqdm=False)
+            by_seed = {
+                p.seed: list(output.outputs[0].token_ids)
+                for p, output in zip(params, outputs, strict=True)
+                if p.seed is not None
+            }
+            texts.append(by_seed)
+        assert draft_counts(llm).num_accepted_tokens > 50
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_without_the_mend_of_vllms_kernel_they_do_not(

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 
+from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.vocabulary import write_list
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration import compat, engine_args
 from vllm_mtp.integration.compat import CompatibilityError
@@ -67,17 +69,33 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
             ["num_speculative_tokens_per_batch_size", "chooses the draft length"],
         ),
         ({"parallel_drafting": True}, ["parallel_drafting", "another speculative"]),
-        ({"kv_rollback": "off"}, ["kv_rollback='off'", "'metadata' or 'scrub'"]),
         (
-            {"rejection_sample_method": "block"},
-            ["rejection_sample_method='block'", "Model Runner V2", "V1"],
+            {"draft_vocab": "/nowhere.json"},
+            ["draft_vocab='/nowhere.json'", "no such file", "'auto', 'full'"],
         ),
+        ({"draft_vocab": ""}, ["draft_vocab=''", "'auto' or 'full' or a file"]),
+        ({"draft_vocab_size": 1}, ["draft_vocab_size=1", "from 128 to 1048576"]),
+        ({"draft_vocab_size": 8192}, ["draft_vocab_size=8192", "at most 512"]),
+        ({"kv_rollback": "off"}, ["kv_rollback='off'", "'metadata' or 'scrub'"]),
     ],
 )
 def test_options(mimo: Path, spec: dict[str, Any], words: list[str]) -> None:
     sentence = refusal(mimo, spec)
     assert "speculative_config." in sentence
     assert all(word in sentence for word in words), sentence
+
+
+def test_a_draft_vocabulary_of_another_model(mimo: Path, tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "list.json", [1, 2, 3])
+    sentence = refusal(mimo, {"draft_vocab": listed})
+    assert "a vocabulary of 16384 tokens, and the model's has 512" in sentence
+
+
+def test_a_draft_vocabulary_of_another_tokenizer(tmp_path: Path) -> None:
+    listed = write_list(tmp_path / "list.json", [1, 2, 3], tokenizer_sha256="0" * 64)
+    sentence = refusal(BUNDLED_CHECKPOINT, {"draft_vocab": listed})
+    assert "was made with another tokenizer" in sentence
+    assert "`vllm-mtp vocab build`" in sentence
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Triton asks a driver which device it runs on. Here a driver answers "the CPU", a
 """
 
 import os
+from typing import Any
 
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 
@@ -40,3 +41,22 @@ def install() -> None:
     backends.backends["cpu"] = backends.Backend(
         compiler=any_backend.compiler, driver=CPUDriver
     )
+    _take_any_mask()
+
+
+def _take_any_mask() -> None:
+    """Triton's interpreter stores under masks of one dtype only.
+
+    A mask that is combined with a scalar one (``mask & is_valid``) has another.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_masked_store
+
+    def create_masked_store(
+        self: InterpreterBuilder, ptrs: Any, value: Any, mask: Any, policy: Any
+    ) -> None:
+        mask.data = mask.data.astype(bool)
+        original(self, ptrs, value, mask, policy)
+
+    InterpreterBuilder.create_masked_store = create_masked_store

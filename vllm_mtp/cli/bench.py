@@ -332,3 +332,57 @@ def off(
             output=output,
         )
         run_off_bench(options, Console())
+
+
+@app.command()
+def drafting(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    draft_length: Annotated[int, typer.Option(help="K of every contender.")] = (
+        DEFAULT_FIXED_DRAFT_LENGTH
+    ),
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, comma-separated.")
+    ] = "1,8",
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 64,
+    warm_ups: Annotated[
+        int, typer.Option(help="Untimed rounds, in which the vocabulary is learnt.")
+    ] = 6,
+    repeats: Annotated[int, typer.Option(help="Timed rounds of each contender.")] = 5,
+    draft_vocab: Annotated[
+        Path | None, typer.Option(help="A list, for one more contender.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="Part of the result's name.")] = "",
+    output: Annotated[
+        Path, typer.Option(help="Folder for drafting-<label>-<hardware>.json.")
+    ] = Path(),
+) -> None:
+    """Compare drafts: whole and small vocabulary, greedy and drawn, all at one K."""
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from vllm_mtp.lab.drafting_bench import DraftingOptions, run_drafting_bench
+        from vllm_mtp.lab.grid_options import parse_list
+
+        options = DraftingOptions(
+            model=model,
+            draft_length=draft_length,
+            concurrencies=parse_list("concurrency", concurrency, int),
+            temperature=temperature,
+            top_p=top_p,
+            request_tokens=request_tokens,
+            num_warm_ups=warm_ups,
+            num_repeats=repeats,
+            draft_vocab=draft_vocab,
+            label=label,
+            output=output,
+        )
+        run_drafting_bench(options, Console())

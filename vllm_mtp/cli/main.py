@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_mtp.cli import bench, demo, model, options, trace
+from vllm_mtp.cli import bench, demo, model, options, trace, vocab
 
 app = typer.Typer(
     name="vllm-mtp",
@@ -14,3 +14,4 @@ app.command()(options.options)
 app.add_typer(bench.app)
 app.add_typer(model.app)
 app.add_typer(trace.app)
+app.add_typer(vocab.app)

@@ -65,6 +65,9 @@ class GoodputOptions(NamedTuple):
     ranks agree on. None for all up to the bound."""
     compares_drafts: bool = False
     """Outcomes tell how drafts would have done of which nothing was verified."""
+    draws_drafts: bool = False
+    """Not so those of sampled requests: they are drawn, and what agrees by chance is
+    less than what would be accepted."""
     stops_early: bool = False
     """The worker can follow a `StopRule`."""
     survival: SurvivalOptions = SurvivalOptions()
@@ -108,7 +111,10 @@ class GoodputController:
         self.survival = SurvivalModel(max_draft_length, self.options.survival)
         self.cost = CostModel(max_draft_length, self.options.cost_prior)
         self.probing = Probing(
-            self.options.exploration, self.options.margin, self.options.compares_drafts
+            self.options.exploration,
+            self.options.margin,
+            self.options.compares_drafts,
+            self.options.draws_drafts,
         )
         self.budget = self.probing.budget
         self.plan: Plan | None = None

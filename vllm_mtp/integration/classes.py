@@ -42,7 +42,7 @@ def name_our_classes(config: VllmConfig) -> None:
             f"({', '.join(sorted(WORKERS))}), but this platform uses {worker}."
         )
     runner = "v2" if config.use_v2_model_runner else "v1"
-    _refuse_contradictions(config, runner)
+    _refuse_contradictions(config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
     request_validation.install()
@@ -59,14 +59,8 @@ def name_our_classes(config: VllmConfig) -> None:
     )
 
 
-def _refuse_contradictions(config: VllmConfig, runner: str) -> None:
+def _refuse_contradictions(config: VllmConfig) -> None:
     own = settings_of(config)
-    if own.rejection_sample_method == "block" and runner == "v1":
-        raise ConfigError(
-            "speculative_config.rejection_sample_method='block' needs Model Runner V2, "
-            "but this server runs V1, where vLLM would silently use 'standard': remove "
-            "it or set VLLM_USE_V2_MODEL_RUNNER=1."
-        )
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
     if own.kv_rollback == "scrub":

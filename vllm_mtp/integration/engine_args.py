@@ -16,13 +16,20 @@ from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from vllm_mtp.config import (
     METHOD,
     ConfigError,
+    MTPPlusConfig,
     SplitOptions,
     resolve_draft_length,
     split_options,
+)
+from vllm_mtp.drafting.vocabulary_list import (
+    check_belongs,
+    fingerprint,
+    read_vocabulary_list,
 )
 from vllm_mtp.integration import checkpoint, compat
 from vllm_mtp.integration.classes import name_our_classes
@@ -133,7 +140,10 @@ def _split(args: EngineArgs) -> SplitOptions:
                 f"speculative_config.{key}={options[key]!r}: give one of them."
             )
     vllm_keys = frozenset(f.name for f in dataclasses.fields(SpeculativeConfig))
-    return split_options(options, vllm_keys)
+    split = split_options(options, vllm_keys)
+    if split.own.lists_draft_vocab:
+        read_vocabulary_list(split.own.draft_vocab)
+    return split
 
 
 def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
@@ -143,12 +153,31 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
     draft_length = resolve_draft_length(split.own, num_layers)
     if "model" not in split.passthrough:
         checkpoint.check_mtp_weights(target_model_config, str(args.load_format))
+    _check_draft_vocab(split.own, target_model_config)
     args.speculative_config = split.vllm_options(draft_length)
     args.spec_method = args.spec_model = args.spec_tokens = None
     args.additional_config = {
         **args.additional_config,
         SETTINGS_KEY: split.own.model_dump(mode="json"),
     }
+
+
+def _check_draft_vocab(own: MTPPlusConfig, model_config: Any) -> None:
+    """Refuse a draft vocabulary that does not fit the model, before it is loaded."""
+    vocab_size = model_config.get_vocab_size()
+    if own.draft_vocab_size is not None and own.draft_vocab_size > vocab_size:
+        raise ConfigError(
+            f"speculative_config.draft_vocab_size={own.draft_vocab_size} is not "
+            f"allowed: must be at most {vocab_size}, the size of the vocabulary."
+        )
+    if own.lists_draft_vocab:
+        tokenizer = (
+            None
+            if model_config.skip_tokenizer_init
+            else cached_tokenizer_from_config(model_config)
+        )
+        sha256 = tokenizer and fingerprint(tokenizer.get_vocab())
+        check_belongs(own.draft_vocab, vocab_size, sha256)
 
 
 def _finish(config: VllmConfig) -> None:

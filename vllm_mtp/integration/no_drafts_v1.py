@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.v1.outputs import SamplerOutput
-from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_mtp.integration import pause
@@ -25,29 +23,6 @@ NO_DRAFT_METHODS = (
     "propose_draft_token_ids",
     "use_async_scheduling",
 )
-
-
-class PlainSamplingWithoutDrafts(RejectionSampler):
-    """vLLM's rejection sampler, left out where there is nothing to reject."""
-
-    after_verification: Callable[[torch.Tensor], None] | None = None
-    """Called with the sampled token ids, ``[num_reqs, max_sampled]``."""
-
-    def forward(
-        self,
-        metadata: Any,
-        # [num_draft_tokens, vocab_size]
-        draft_probs: torch.Tensor | None,
-        # [num_draft_tokens + num_reqs, vocab_size]
-        logits: torch.Tensor,
-        sampling_metadata: Any,
-    ) -> SamplerOutput:
-        if metadata.max_spec_len == 0:
-            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
-        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
-        if self.after_verification is not None:
-            self.after_verification(output.sampled_token_ids)
-        return output
 
 
 def shorten_steps_without_drafts(runner: Any, drafter: Any) -> None:

@@ -23,15 +23,18 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
+from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.no_drafts_v1 import (
     NO_DRAFT_METHODS,
-    PlainSamplingWithoutDrafts,
     shorten_steps_without_drafts,
 )
 from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.integration.settings import settings_of
+from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
 
@@ -214,7 +217,9 @@ class _MTPPlusDrafter(
         return self.backup_next_token_ids.gpu[:num_reqs]
 
 
-class MTPPlusProposer(_MTPPlusDrafter, EagleProposer):
+class MTPPlusProposer(
+    DraftsFromVocabulary, _MTPPlusDrafter, DrawsLikeTarget, EagleProposer
+):
     """Most families: one MTP layer, run K times."""
 
     _next_seq_lens: torch.Tensor | None = None
@@ -266,8 +271,10 @@ class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
 
 
 RUNNER_ATTRIBUTES = (
+    "_sample",
     "discard_request_mask",
     "effective_drafter_max_model_len",
+    "execute_model",
     "execute_model_state",
     "input_batch",
     "optimistic_seq_lens_cpu",
@@ -314,12 +321,23 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter.prepare_to_rest()
     runner.drafter.prepare_to_stop_early()
     score_drafts(runner, runner.drafter)
-    runner.rejection_sampler = PlainSamplingWithoutDrafts(
-        runner.sampler, runner.speculative_config, runner.device
-    )
-    runner.rejection_sampler.after_verification = runner.drafter.after_verification
+    _replace_rejection_sampler(runner)
     shorten_steps_without_drafts(runner, runner.drafter)
     # vLLM stops drafting for the whole batch when one request nears the model's end,
     # and then has zeros verified. Draft steps beyond the end are harmless: each
     # request's positions are clamped and its slots masked on the way.
     runner.effective_drafter_max_model_len += runner.num_spec_tokens
+
+
+def _replace_rejection_sampler(runner: Any) -> None:
+    sampler = MTPPlusRejectionSampler(
+        runner.sampler, runner.speculative_config, runner.device
+    )
+    own = settings_of(runner.vllm_config)
+    sampler.tests_blocks = own.rejection_sample_method == "block"
+    sampler.after_verification = runner.drafter.after_verification
+    if isinstance(runner.drafter, MTPPlusProposer):
+        runner.drafter.prepare_to_draw()
+        sampler.drafter = runner.drafter
+        follow_tokens(runner, runner.drafter)
+    runner.rejection_sampler = sampler

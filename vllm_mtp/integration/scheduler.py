@@ -25,6 +25,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import (
     ScoredDraftTokenIds,
     may_stop_early,
@@ -55,7 +56,14 @@ def _controller_of(
 ) -> Controller:
     own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
     depths = _allowed_depths(vllm_config)
-    controller = make_controller(own, bound, depths, compares_drafts, stops_early)
+    controller = make_controller(
+        own,
+        bound,
+        depths,
+        compares_drafts=compares_drafts,
+        draws_drafts=draws_drafts(vllm_config),
+        stops_early=stops_early,
+    )
     if own.trace_path is None:
         return controller
     path = trace_path(own.trace_path, vllm_config)
@@ -307,6 +315,7 @@ class MTPPlusScheduler(_ControlledScheduler):
         self._confidences: dict[str, tuple[float, ...]] = {}
         """Of the draft tokens that came last."""
         self._waiting_outcome: StepOutcome | None = None
+        self._draws_drafts = draws_drafts(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._hear_with_depth(None)
@@ -331,10 +340,7 @@ class MTPPlusScheduler(_ControlledScheduler):
         return self._confidences.get(request_id, ())
 
     def _can_compare_drafts(self) -> bool:
-        # Drawn drafts agree with what the target draws less often than they would be
-        # accepted.
-        speculation = self.vllm_config.speculative_config
-        return bool(speculation.draft_sample_method == "greedy")
+        return True
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -344,9 +350,19 @@ class MTPPlusScheduler(_ControlledScheduler):
         for request_id in draft_token_ids.req_ids:
             draft = self._cut_draft(request_id)
             is_verified = self._draft_lengths.get(request_id, 0) > 0
-            # Drafts made without all of their KV say nothing.
-            if draft and not is_verified and request_id not in self._still_waiting:
+            if draft and not is_verified and self._tells(request_id):
                 self._not_verified[request_id] = draft[0]
+
+    def _tells(self, request_id: str) -> bool:
+        """Whether it says something that a draft agrees with what the target samples.
+
+        Not if it was made without all of its KV, nor if it was drawn: then it agrees
+        less often than it would be accepted.
+        """
+        if request_id in self._still_waiting:
+            return False
+        traits = self._traits.get(request_id)  # none before its prompt is through
+        return not self._draws_drafts or (traits is not None and traits.is_greedy)
 
     def _take_scores(self, drafts: ScoredDraftTokenIds) -> None:
         request_ids = drafts.req_ids

@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.draft_vocab_v2 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.pause_v2 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
@@ -132,11 +133,13 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
             )
 
 
-class MTPPlusSpeculator(_MTPPlusSpeculator, MTPSpeculator):
+class MTPPlusSpeculator(DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator):
     """Most families: one MTP layer, run K times."""
 
 
-class MTPPlusMultiModuleSpeculator(_MTPPlusSpeculator, MultiModuleMTPSpeculator):
+class MTPPlusMultiModuleSpeculator(
+    DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
+):
     """Several MTP layers, run in turn."""
 
     can_scrub = False  # each layer drafts from other positions
@@ -172,8 +175,12 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator = None
     del theirs
     runner.speculator = ours(runner.vllm_config, runner.device)
-    check_attributes(runner, ("execute_model_state", "req_states"))
+    check_attributes(
+        runner, ("execute_model", "execute_model_state", "req_states", "sample")
+    )
     check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.speculator.rollback = rollback
     runner.speculator.model_runner = runner
     runner.speculator.prepare_to_rest()
+    if isinstance(runner.speculator, DraftsFromVocabulary):
+        follow_tokens(runner, runner.speculator)

@@ -32,6 +32,7 @@ class SmallEngine:
     may_draft: list[bool] = field(default_factory=list)
     context_tokens: int = 500
     compares_drafts: bool = False
+    is_greedy: bool = True
     lengths: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     """Tokens that the MTP layers have missed, by request."""
@@ -40,7 +41,11 @@ class SmallEngine:
         pins = self.pins or [None] * len(self.acceptance)
         return [
             DecodeRequest(
-                f"r{i}", self.context_tokens, True, pin, self.unseen.get(f"r{i}", 0)
+                f"r{i}",
+                self.context_tokens,
+                self.is_greedy,
+                pin,
+                self.unseen.get(f"r{i}", 0),
             )
             for i, pin in enumerate(pins)
         ]

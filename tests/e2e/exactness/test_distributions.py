@@ -1,0 +1,114 @@
+"""Speculation on and off: the same joint distribution of the first three tokens.
+
+Every acceptance test with the whole and a small draft vocabulary, fixed and random
+draft lengths; in each engine plain sampling, top-k, top-p, penalties, restricted tokens
+and a grammar, all in one batch. Compared by chi-square with an engine that does not
+speculate. False alarms: each comparison fails a correct engine once in 100,000 draws
+(``ALPHA``), all of them together once in a thousand.
+"""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.exactness.samples import Samples, sample
+from tests.support.distributions import homogeneity_p_value
+from tests.support.engines import draft_counts, engine
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.vocabulary import most_frequent, write_list
+
+ALPHA = 1e-5
+SEATS = {"max_num_seqs": 48, "max_num_batched_tokens": 8192}
+KINDS = [
+    pytest.param(*kind, id="-".join(kind))
+    for kind in [
+        *product(
+            ("standard", "block"), ("full", "list"), ("fixed", "random"), ("auto",)
+        ),
+        ("standard", "list", "random", "greedy"),
+        ("block", "list", "random", "greedy"),
+    ]
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Samples:
+    """Of the target alone."""
+    with engine(BUNDLED_CHECKPOINT, **SEATS) as llm:
+        return sample(llm)
+
+
+@pytest.fixture(scope="module")
+def small_list(plain: Samples, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Half of the tokens that are sampled: much cannot be proposed."""
+    texts = [tokens for samples in plain.values() for tokens in samples]
+    path = tmp_path_factory.mktemp("lists") / "half.json"
+    return write_list(path, most_frequent(texts, 256)[::2])
+
+
+def speculation(
+    rejection: str, vocabulary: str, controller: str, drafts: str, small_list: str
+) -> dict[str, Any]:
+    return {
+        "method": "mtp_plus",
+        "num_speculative_tokens": 3,
+        "controller": controller,
+        "draft_sample_method": drafts,
+        "rejection_sample_method": rejection,
+        "draft_vocab": small_list if vocabulary == "list" else "full",
+    }
+
+
+def p_values(first: Samples, second: Samples) -> dict[tuple[str, int], float]:
+    """Of the first one, two and three tokens, by setting and number."""
+    return {
+        (name, number): homogeneity_p_value(
+            [tokens[:number] for tokens in first[name]],
+            [tokens[:number] for tokens in second[name]],
+        )
+        for name in first
+        for number in (2, 3)
+    }
+
+
+@pytest.mark.parametrize(("rejection", "vocabulary", "controller", "drafts"), KINDS)
+def test_the_output_follows_the_target(
+    rejection: str,
+    vocabulary: str,
+    controller: str,
+    drafts: str,
+    plain: Samples,
+    small_list: str,
+) -> None:
+    spec = speculation(rejection, vocabulary, controller, drafts, small_list)
+    with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
+        samples = sample(llm)
+        counts = draft_counts(llm)
+    assert counts.num_accepted_tokens > 500
+    assert counts.num_rejected_tokens > 500
+    found = p_values(samples, plain)
+    assert min(found.values()) > ALPHA, {k: p for k, p in found.items() if p < 0.01}
+
+
+def test_two_engines_without_speculation_agree_and_settings_differ(
+    plain: Samples,
+) -> None:
+    """The comparison itself: no false alarm, and it tells settings apart."""
+    with engine(BUNDLED_CHECKPOINT, seed=1, **SEATS) as llm:
+        again = sample(llm)
+    assert min(p_values(again, plain).values()) > ALPHA
+    shifted = dict(zip(plain, [*list(plain.values())[1:], plain["plain"]], strict=True))
+    assert max(p_values(shifted, plain).values()) < ALPHA
+
+
+def test_the_small_list_is_small_enough_to_matter(
+    plain: Samples, small_list: str
+) -> None:
+    listed = set(most_frequent([t for s in plain.values() for t in s], 256)[::2])
+    assert Path(small_list).is_file()
+    for name, samples in plain.items():
+        tokens = [token for text in samples for token in text]
+        share = sum(token in listed for token in tokens) / len(tokens)
+        assert share < 0.97, name

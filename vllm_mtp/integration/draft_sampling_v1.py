@@ -1,0 +1,91 @@
+"""Model Runner V1: proposals that resemble what the target will sample from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+from vllm_mtp.drafting.temperature import DraftTemperature
+from vllm_mtp.integration.draft_sampling import draws_drafts
+
+_GREEDY_TEMPERATURE = 1e-5
+
+
+_MAX_PROPOSAL_BYTES = 256 * 2**20
+"""Of a step's draft distributions, for which no memory was set apart. Larger ones, of
+many requests over a whole vocabulary, are not kept, and drafts are chosen instead."""
+
+
+class DrawsLikeTarget(SpecDecodeBaseProposer):
+    """Mixin of drafters: sampled requests get drafts drawn with their own parameters.
+
+    vLLM applies the temperature alone. A request's top-k and top-p cut off tokens that
+    the target will never sample, so a draft of them is wasted.
+    """
+
+    draft_temperature: DraftTemperature
+    num_draft_columns: int
+
+    def prepare_to_draw(self) -> None:
+        self.draft_temperature = DraftTemperature()
+        self._enable_probabilistic_draft_probs = draws_drafts(self.vllm_config)
+
+    def _sample_draft_tokens(
+        self, hidden_states: torch.Tensor, sampling_metadata: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        num_values = len(hidden_states) * self.num_draft_columns
+        num_bytes = 4 * num_values * self.num_speculative_tokens
+        if num_bytes > _MAX_PROPOSAL_BYTES:
+            return self._greedy_sample(hidden_states), None
+        return super()._sample_draft_tokens(hidden_states, sampling_metadata)
+
+    def _sample_from_logits(
+        self, logits: torch.Tensor, sampling_metadata: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Choices, and the distribution that each was drawn from."""
+        is_drawn = (
+            self._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
+        )
+        if is_drawn:
+            logits = self._shaped(logits, sampling_metadata)
+        choices, probs = super()._sample_from_logits(logits, sampling_metadata)
+        if probs is not None:
+            _choose_for_seeds(choices, probs, sampling_metadata.generators)
+        return choices, probs
+
+    def _shaped(
+        self,
+        # [num_requests, rows of the draft vocabulary]
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> torch.Tensor:
+        """Logits that vLLM, dividing by the temperature, makes the wanted proposal."""
+        logits = logits.float() / self.draft_temperature.factor
+        if sampling_metadata.top_k is None and sampling_metadata.top_p is None:
+            return logits
+        temperature = sampling_metadata.temperature[:, None]
+        temperature = temperature.masked_fill(temperature < _GREEDY_TEMPERATURE, 1.0)
+        top_k = sampling_metadata.top_k
+        if top_k is not None:  # unset it is the size of the whole vocabulary
+            top_k = top_k.clamp(max=logits.shape[1])
+        kept = apply_top_k_top_p(logits / temperature, top_k, sampling_metadata.top_p)
+        return kept.mul_(temperature)
+
+
+def _choose_for_seeds(
+    # [num_requests] int64
+    choices: torch.Tensor,
+    # [num_requests, rows of the draft vocabulary]
+    probs: torch.Tensor,
+    generators: Mapping[int, torch.Generator],
+) -> None:
+    """Requests with a seed get the likeliest tokens, in place: nothing random."""
+    if not generators:
+        return
+    rows = torch.tensor(list(generators), device=choices.device)
+    likeliest = probs[rows].argmax(dim=-1)
+    choices[rows] = likeliest
+    probs[rows] = 0.0
+    probs[rows, likeliest] = 1.0

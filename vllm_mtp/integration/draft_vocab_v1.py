@@ -1,0 +1,106 @@
+"""Model Runner V1: drafts from the draft vocabulary."""
+
+from typing import Any
+
+import torch
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+from vllm_mtp.integration.draft_vocab import VocabularyDrafting
+from vllm_mtp.integration.grammar_v1 import DraftGrammars, may_mask_drafts
+
+
+class DraftsFromVocabulary(SpecDecodeBaseProposer):
+    """Mixin of drafters, in front of those that choose draft tokens."""
+
+    draft_vocab: VocabularyDrafting | None = None
+    """None before weights are loaded."""
+    model_runner: Any
+
+    def load_model(self, target_model: Any) -> None:
+        super().load_model(target_model)
+        self.draft_vocab = VocabularyDrafting(self.vllm_config, self.device)
+        self.draft_vocab.install(self.model)
+        if may_mask_drafts(self.vllm_config):
+            self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
+
+    @property
+    def num_draft_columns(self) -> int:
+        """Of draft logits now."""
+        assert self.draft_vocab is not None
+        if self.draft_vocab.is_active and self.draft_vocab.vocabulary is not None:
+            return self.draft_vocab.vocabulary.num_rows
+        return int(self.draft_model_config.get_vocab_size())
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        assert self.draft_vocab is not None
+        self.draft_vocab.begin_pass()
+        grammars = self.draft_vocab.grammars
+        if grammars is None:
+            return super().propose(*args, **kwargs)
+        grammars.begin_pass(self.model_runner.input_batch.req_ids)
+        try:
+            return super().propose(*args, **kwargs)
+        finally:
+            grammars.end_pass()
+
+    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        drafting = self.draft_vocab
+        assert drafting is not None
+        if drafting.reduces_top_tokens:
+            with drafting.top_tokens():
+                choices = self.model.compute_logits(hidden_states)
+        else:
+            choices = super()._greedy_sample(hidden_states)
+        return self._taken(drafting.to_target(choices))
+
+    def _sample_from_logits(
+        self, logits: torch.Tensor, sampling_metadata: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Token ids, and probabilities of the draft vocabulary's rows."""
+        assert self.draft_vocab is not None
+        choices, probs = super()._sample_from_logits(logits, sampling_metadata)
+        return self._taken(self.draft_vocab.to_target(choices)), probs
+
+    def _taken(
+        self,
+        # [num_requests] int64
+        draft_token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The same, after grammars have heard of them."""
+        if self.draft_vocab is not None and self.draft_vocab.grammars is not None:
+            self.draft_vocab.grammars.take(draft_token_ids)
+        return draft_token_ids
+
+
+def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
+    """Let a drafter know what is committed, and the prompts that come.
+
+    Args:
+        runner: vLLM's V1 model runner.
+        drafter: ours, already in its place.
+    """
+    execute_model, sample = runner.execute_model, runner._sample
+
+    def execute_model_and_tell(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if drafter.draft_vocab is not None:
+            drafter.draft_vocab.expect_requests(scheduler_output.scheduled_new_reqs)
+            if (grammars := drafter.draft_vocab.grammars) is not None:
+                grammars.meet(
+                    scheduler_output.scheduled_new_reqs,
+                    scheduler_output.finished_req_ids,
+                )
+        return execute_model(scheduler_output, *args, **kwargs)
+
+    def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
+        output = sample(*args, **kwargs)
+        if drafter.draft_vocab is not None:
+            token_ids = output.sampled_token_ids
+            discarded = runner.discard_request_mask.gpu[: token_ids.shape[0]]
+            committed = token_ids.masked_fill(discarded[:, None], -1)
+            drafter.draft_vocab.observe(committed)
+            if (grammars := drafter.draft_vocab.grammars) is not None:
+                grammars.commit(runner.input_batch.req_ids, committed)
+        return output
+
+    runner.execute_model = execute_model_and_tell
+    runner._sample = sample_and_tell

@@ -1,0 +1,189 @@
+"""Model Runner V1: vLLM's rejection sampler, with more than one acceptance test."""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample import rejection_sampler as theirs
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.verification.block import sample_block
+
+_STEPS_BETWEEN_LESSONS = 4
+
+
+class MTPPlusRejectionSampler(RejectionSampler):
+    """Left out where there is nothing to reject; block verification where wanted."""
+
+    after_verification: Callable[[torch.Tensor], None] | None = None
+    """Called with the sampled token ids, ``[num_reqs, max_sampled]``."""
+    drafter: Any = None
+    """Ours, where drafts come from a draft vocabulary and may be drawn."""
+    tests_blocks = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps_to_lesson = 0
+        # vLLM's own method, but for the acceptance test that it calls.
+        original: Any = RejectionSampler.forward
+        names = {**original.__globals__, "rejection_sample": self._verify}
+        self._sample_drafts = FunctionType(
+            original.__code__, names, "forward", original.__defaults__
+        )
+
+    def forward(
+        self,
+        metadata: Any,
+        # [num_draft_tokens, vocab_size], or columns of a draft vocabulary
+        draft_probs: torch.Tensor | None,
+        # [num_draft_tokens + num_reqs, vocab_size]
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> SamplerOutput:
+        if metadata.max_spec_len == 0:
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        output: SamplerOutput = self._sample_drafts(
+            self, metadata, draft_probs, logits, sampling_metadata
+        )
+        if self.after_verification is not None:
+            self.after_verification(output.sampled_token_ids)
+        return output
+
+    def _verify(
+        self,
+        # [num_draft_tokens]
+        draft_token_ids: torch.Tensor,
+        # of each request
+        num_draft_tokens: list[int],
+        max_spec_len: int,
+        # [num_reqs]
+        cu_num_draft_tokens: torch.Tensor,
+        # [num_draft_tokens, vocab_size], or columns of a draft vocabulary
+        draft_probs: torch.Tensor | None,
+        # [num_draft_tokens, vocab_size]
+        target_logits: torch.Tensor,
+        # [num_reqs, 1]
+        bonus_token_ids: torch.Tensor,
+        sampling_metadata: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        """``[num_reqs, max_spec_len + 1]`` int32, like vLLM's ``rejection_sample``."""
+        if draft_probs is not None:
+            self._learn(draft_probs, target_logits, num_draft_tokens, sampling_metadata)
+            draft_probs = self._whole(draft_probs, target_logits.shape[1])
+        verify = theirs.rejection_sample
+        if self.tests_blocks and not sampling_metadata.all_greedy:
+            verify = verify_blocks
+        return verify(
+            draft_token_ids,
+            num_draft_tokens,
+            max_spec_len,
+            cu_num_draft_tokens,
+            draft_probs,
+            target_logits,
+            bonus_token_ids,
+            sampling_metadata,
+            **options,
+        )
+
+    def _whole(self, probs: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """``[num_draft_tokens, vocab_size]``: 0 for what could not be proposed.
+
+        Right until the next draft pass: rows have not moved since the last one.
+        """
+        if probs.shape[1] == vocab_size:
+            return probs
+        whole: torch.Tensor = self._vocabulary.spread(probs, 0.0)
+        return whole
+
+    @property
+    def _vocabulary(self) -> DraftVocabulary:
+        """Whose rows the columns of draft probabilities are."""
+        vocabulary: DraftVocabulary = self.drafter.draft_vocab.vocabulary
+        return vocabulary
+
+    def _learn(
+        self,
+        draft_probs: torch.Tensor,
+        target_logits: torch.Tensor,
+        num_draft_tokens: list[int],
+        sampling_metadata: Any,
+    ) -> None:
+        """Let the draft temperature learn from sampled requests, now and then."""
+        self._steps_to_lesson -= 1
+        if self.drafter is None or self._steps_to_lesson > 0:
+            return
+        self._steps_to_lesson = _STEPS_BETWEEN_LESSONS
+        lengths = torch.tensor(num_draft_tokens, device=draft_probs.device)
+        is_sampled = sampling_metadata.temperature[: len(lengths)] > 0
+        rows = is_sampled.repeat_interleave(lengths)
+        target = target_logits[rows].softmax(dim=-1)
+        if draft_probs.shape[1] != target.shape[1]:
+            target = target[:, self._vocabulary.token_ids]
+        self.drafter.draft_temperature.observe(target, draft_probs[rows])
+
+
+def verify_blocks(
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_logits: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    sampling_metadata: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """Block verification of sampled requests, vLLM's test of greedy ones.
+
+    Arguments and result like vLLM's ``rejection_sample``.
+    """
+    device = target_logits.device
+    generators = sampling_metadata.generators
+    lengths = torch.tensor(num_draft_tokens, device=device)
+    noise = torch.empty(len(lengths), target_logits.shape[1], device=device)
+    noise.exponential_()
+    for request, generator in generators.items():
+        # Nothing random for requests without drafts, or seeds would mean other texts.
+        if num_draft_tokens[request]:
+            noise[request].exponential_(generator=generator)
+    output = sample_block(
+        draft_token_ids,
+        cu_num_draft_tokens.long() - lengths,
+        lengths,
+        draft_probs,
+        target_logits.softmax(dim=-1, dtype=torch.float32),
+        bonus_token_ids[:, 0],
+        theirs.generate_uniform_probs(
+            len(draft_token_ids), num_draft_tokens, generators, device
+        ),
+        noise,
+    ).to(torch.int32)
+    if sampling_metadata.all_random:
+        return output
+    greedy = theirs.rejection_sample(
+        draft_token_ids,
+        num_draft_tokens,
+        max_spec_len,
+        cu_num_draft_tokens,
+        None,
+        target_logits,
+        bonus_token_ids,
+        _AllGreedy(sampling_metadata),
+        **options,
+    )
+    is_greedy = sampling_metadata.temperature == theirs.GREEDY_TEMPERATURE
+    return torch.where(is_greedy[:, None], greedy, output)
+
+
+class _AllGreedy:
+    """Sampling metadata of a batch, as if all of it were greedy."""
+
+    all_greedy, all_random = True, False
+
+    def __init__(self, sampling_metadata: Any) -> None:
+        self.generators = sampling_metadata.generators
+        self.temperature = None
