@@ -26,7 +26,11 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
     """
 
     draft_temperature: DraftTemperature
-    num_draft_columns: int
+
+    @property
+    def num_draft_columns(self) -> int:
+        """Of draft logits now."""
+        return int(self.draft_model_config.get_vocab_size())
 
     def prepare_to_draw(self) -> None:
         self.draft_temperature = DraftTemperature()

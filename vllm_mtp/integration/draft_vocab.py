@@ -164,9 +164,9 @@ class VocabularyDrafting:
         """See ``HeadChoice``."""
         if self.grammars is None:
             return logits
-        is_part = self.is_active and self.vocabulary is not None
-        ids = self.vocabulary.token_ids if is_part else None
-        masked: torch.Tensor = self.grammars.mask(logits, ids)
+        vocabulary = self.vocabulary if self.is_active else None
+        token_ids = None if vocabulary is None else vocabulary.token_ids
+        masked: torch.Tensor = self.grammars.mask(logits, token_ids)
         return masked
 
     def _meet(self, head: Any) -> None:

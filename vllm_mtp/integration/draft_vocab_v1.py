@@ -25,7 +25,6 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
 
     @property
     def num_draft_columns(self) -> int:
-        """Of draft logits now."""
         assert self.draft_vocab is not None
         if self.draft_vocab.is_active and self.draft_vocab.vocabulary is not None:
             return self.draft_vocab.vocabulary.num_rows

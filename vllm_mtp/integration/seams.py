@@ -270,6 +270,64 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.sample.rejection_sampler.RejectionSampler.forward",
         ("metadata", "draft_probs", "logits", "sampling_metadata"),
     ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.rejection_sample",
+        (
+            "draft_token_ids",
+            "num_draft_tokens",
+            "max_spec_len",
+            "cu_num_draft_tokens",
+            "draft_probs",
+            "target_logits",
+            "bonus_token_ids",
+            "sampling_metadata",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.generate_uniform_probs",
+        ("num_tokens", "num_draft_tokens", "generators", "device"),
+    ),
+    Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE"),
+    # Drafts of sampled and of structured requests (draft_sampling_v1, grammar_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
+        ("logits", "k", "p"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.StructuredOutputManager.grammar_init",
+        ("request",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.request.StructuredOutputRequest"
+        ".from_sampling_params",
+        ("sampling_params",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.accept_tokens",
+        ("request_id", "tokens"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar"
+        ".validate_tokens",
+        ("tokens",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.rollback",
+        ("num_tokens",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.fill_bitmask",
+        ("bitmask", "batch_index"),
+    ),
     # Model Runner V2 (speculator_v2.py)
     Seam(
         "v2",

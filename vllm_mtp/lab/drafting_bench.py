@@ -198,9 +198,9 @@ def _play(
     concurrency: int,
     options: DraftingOptions,
     console: Console,
-) -> list[dict[str, Figures]]:
+) -> list[Mapping[str, Figures]]:
     names = list(group.engines)
-    rounds = []
+    rounds: list[Mapping[str, Figures]] = []
     for number in range(options.num_warm_ups + options.num_repeats):
         repeat = number - options.num_warm_ups
         what = f"warm-up {number + 1}" if repeat < 0 else f"repeat {repeat + 1}"
