@@ -9,6 +9,9 @@ MIN_EXPECTED_COUNT = 8
 """Rarer cells are pooled: below about 5 the statistic is no chi-square."""
 
 
+MIN_CELLS = 4
+
+
 def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -> float:
     """Probability of a difference this large if both samples share a distribution.
 
@@ -16,6 +19,20 @@ def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -
         first: outcomes of one engine.
         second: outcomes of the other, independent of the first.
     """
+    cells = _pooled(first, second)
+    assert len(cells) >= MIN_CELLS, f"too few outcomes to compare: {len(cells)}"
+    return float(chi2_contingency(list(zip(*cells.values(), strict=True))).pvalue)
+
+
+def num_cells(first: Iterable[Hashable], second: Iterable[Hashable]) -> int:
+    """Distinct outcomes that are not rare, and one for all rare ones."""
+    return len(_pooled(first, second))
+
+
+def _pooled(
+    first: Iterable[Hashable], second: Iterable[Hashable]
+) -> dict[Hashable, list[int]]:
+    """Counts in both samples of each outcome, rare ones together."""
     counts = Counter(first), Counter(second)
     total = counts[0].total() + counts[1].total()
     smaller_share = min(counts[0].total(), counts[1].total()) / total
@@ -26,5 +43,4 @@ def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -
         cell = cells.setdefault("rare" if rare else outcome, [0, 0])
         cell[0] += pair[0]
         cell[1] += pair[1]
-    assert len(cells) >= 4, f"too few distinct outcomes to compare: {len(cells)}"
-    return float(chi2_contingency(list(zip(*cells.values(), strict=True))).pvalue)
+    return cells

@@ -1,10 +1,12 @@
 """Speculation on and off: the same joint distribution of the first three tokens.
 
-Every acceptance test with the whole and a small draft vocabulary, fixed and random
-draft lengths; in each engine plain sampling, top-k, top-p, penalties, restricted tokens
-and a grammar, all in one batch. Compared by chi-square with an engine that does not
-speculate. False alarms: each comparison fails a correct engine once in 100,000 draws
-(``ALPHA``), all of them together once in a thousand.
+Acceptance tests, whole and small draft vocabulary, fixed and random draft lengths, drawn
+and chosen drafts; in each engine plain sampling, top-k, top-p, penalties, restricted
+tokens and a grammar, all in one batch. Compared by chi-square with an engine that does
+not speculate. False alarms: each comparison fails a correct engine once in 100,000 draws
+(``ALPHA``), all of them together less than once in 800.
+
+All combinations with more samples: ``EXACTNESS_SAMPLES=3000 make test ARGS='-k follows'``.
 """
 
 from itertools import product
@@ -13,23 +15,39 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.exactness.samples import Samples, sample
-from tests.support.distributions import homogeneity_p_value
+from tests.e2e.exactness.samples import IS_LONG, Samples, sample
+from tests.support.distributions import (
+    MIN_CELLS,
+    homogeneity_p_value,
+    num_cells,
+)
 from tests.support.engines import draft_counts, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.vocabulary import most_frequent, write_list
 
 ALPHA = 1e-5
 SEATS = {"max_num_seqs": 48, "max_num_batched_tokens": 8192}
+ALL_KINDS = list(
+    product(
+        ("standard", "block"),
+        ("full", "list"),
+        ("fixed", "random"),
+        ("auto", "greedy"),
+    )
+)
+"""Acceptance test, draft vocabulary, draft lengths, how drafts are chosen."""
+USUAL_KINDS = [
+    ("standard", "full", "random", "auto"),
+    ("standard", "list", "fixed", "auto"),
+    ("standard", "list", "random", "greedy"),
+    ("block", "full", "fixed", "auto"),
+    ("block", "list", "random", "auto"),
+    ("block", "full", "random", "greedy"),
+]
+"""Each value of each with each value of the others; all with ``EXACTNESS_SAMPLES``."""
 KINDS = [
     pytest.param(*kind, id="-".join(kind))
-    for kind in [
-        *product(
-            ("standard", "block"), ("full", "list"), ("fixed", "random"), ("auto",)
-        ),
-        ("standard", "list", "random", "greedy"),
-        ("block", "list", "random", "greedy"),
-    ]
+    for kind in (ALL_KINDS if IS_LONG else USUAL_KINDS)
 ]
 
 
@@ -62,15 +80,18 @@ def speculation(
 
 
 def p_values(first: Samples, second: Samples) -> dict[tuple[str, int], float]:
-    """Of the first one, two and three tokens, by setting and number."""
-    return {
-        (name, number): homogeneity_p_value(
-            [tokens[:number] for tokens in first[name]],
-            [tokens[:number] for tokens in second[name]],
-        )
-        for name in first
-        for number in (2, 3)
-    }
+    """Of the first one, two and three tokens, by setting and number.
+
+    Where outcomes are so many that nearly all are rare, longer ones say nothing.
+    """
+    found = {}
+    for name in first:
+        for number in (1, 2, 3):
+            pair = [[t[:number] for t in samples[name]] for samples in (first, second)]
+            if num_cells(*pair) >= MIN_CELLS:
+                found[name, number] = homogeneity_p_value(*pair)
+    assert {name for name, _ in found} == set(first)
+    return found
 
 
 @pytest.mark.parametrize(("rejection", "vocabulary", "controller", "drafts"), KINDS)
@@ -86,8 +107,8 @@ def test_the_output_follows_the_target(
     with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
         samples = sample(llm)
         counts = draft_counts(llm)
-    assert counts.num_accepted_tokens > 500
-    assert counts.num_rejected_tokens > 500
+    assert counts.num_accepted_tokens > 200
+    assert counts.num_rejected_tokens > 200
     found = p_values(samples, plain)
     assert min(found.values()) > ALPHA, {k: p for k, p in found.items() if p < 0.01}
 
