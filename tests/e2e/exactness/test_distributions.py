@@ -1,12 +1,12 @@
 """Speculation on and off: the same joint distribution of the first three tokens.
 
-Acceptance tests, whole and small draft vocabulary, fixed and random draft lengths, drawn
-and chosen drafts; in each engine plain sampling, top-k, top-p, penalties, restricted
-tokens and a grammar, all in one batch. Compared by chi-square with an engine that does
-not speculate. False alarms: each comparison fails a correct engine once in 100,000 draws
-(``ALPHA``), all of them together less than once in 800.
+Acceptance tests, whole and small draft vocabulary, fixed and random draft lengths,
+drawn and chosen drafts; in each engine plain sampling, top-k, top-p, penalties,
+restricted tokens and a grammar, all in one batch. Compared by chi-square with an engine
+that does not speculate. False alarms: each comparison fails a correct engine once in
+100,000 draws (``ALPHA``), all of them together less than once in 800.
 
-All combinations with more samples: ``EXACTNESS_SAMPLES=3000 make test ARGS='-k follows'``.
+Longer: ``EXACTNESS_SAMPLES=3000 make test ARGS='-k follows'`` tries all combinations.
 """
 
 from itertools import product
