@@ -9,6 +9,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample import rejection_sampler as theirs
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
+from vllm_mtp.drafting.temperature import MAX_ROWS
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
 from vllm_mtp.verification.block import sample_block
 
@@ -119,7 +120,8 @@ class MTPPlusRejectionSampler(RejectionSampler):
         self._steps_to_lesson = _STEPS_BETWEEN_LESSONS
         lengths = torch.tensor(num_draft_tokens, device=draft_probs.device)
         is_sampled = sampling_metadata.temperature[: len(lengths)] > 0
-        rows = is_sampled.repeat_interleave(lengths)
+        # No more than are looked at: each is a softmax over the whole vocabulary.
+        rows = is_sampled.repeat_interleave(lengths).nonzero()[:MAX_ROWS, 0]
         target = target_logits[rows].softmax(dim=-1)
         if draft_probs.shape[1] != target.shape[1]:
             target = target[:, self._vocabulary.token_ids]
