@@ -211,6 +211,18 @@ REFUSED_KEYS: Mapping[str, str] = {
 """Keys of vLLM's speculative config that contradict ``mtp_plus``, and why."""
 
 
+KEEPS_CACHED_BLOCK = "disable_eagle_block_drop"
+"""vLLM's option to use prefix-cache hits to their last block.
+
+vLLM drops that block by default because the MTP layer's keys and values of its last
+position know the token that followed when the block was written, which may be another
+now. The target's do not, so the output is the same; one position of the MTP layer out
+of a whole context is (sometimes) stale. A block of prompt computed again for every
+request is what costs: not speculating does not pay it. With several MTP layers the
+stale positions are several and vLLM writes them again: there its default stays.
+"""
+
+
 class SplitOptions(NamedTuple):
     """The user's speculative config, divided once at the edge."""
 
@@ -218,16 +230,18 @@ class SplitOptions(NamedTuple):
     passthrough: dict[str, Any]
     """vLLM's own options, untouched."""
 
-    def vllm_options(self, draft_length: int) -> dict[str, Any]:
+    def vllm_options(self, draft_length: int, num_mtp_layers: int) -> dict[str, Any]:
         """The speculative config that vLLM gets.
 
         Args:
             draft_length: resolved upper bound on K.
+            num_mtp_layers: MTP layers of the model, >= 1.
         """
         shared = self.own.model_dump(include=set(SHARED_KEYS))
         if shared["draft_sample_method"] == AUTO:
             shared["draft_sample_method"] = "greedy"  # what V2 does then
         options = {
+            KEEPS_CACHED_BLOCK: num_mtp_layers == 1,
             **self.passthrough,
             **shared,
             "method": VLLM_METHOD,

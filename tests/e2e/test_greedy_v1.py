@@ -79,9 +79,11 @@ def _check_acceptance_is_counted_alike(
 
 def test_prefix_caching_hits_do_not_change_a_token(reference: Reference) -> None:
     prompts, wanted = reference.prompts, reference.continuations
+    block_size = 32
     with engine(
         BUNDLED_CHECKPOINT,
         enable_prefix_caching=True,
+        block_size=block_size,
         # Room for the blocks of all prompts, or their prefixes are gone when wanted.
         kv_cache_memory_bytes=128 * 2**20,
         speculative_config=RANDOM,
@@ -90,9 +92,15 @@ def test_prefix_caching_hits_do_not_change_a_token(reference: Reference) -> None
         first = greedy(llm, prompts, NUM_TOKENS)
         longer = [p + tuple(c[:64]) for p, c in zip(prompts, wanted, strict=True)]
         second = greedy(llm, longer, NUM_TOKENS - 64)
-        assert counter(llm, "vllm:prefix_cache_hits") > 0
+        num_hits = counter(llm, "vllm:prefix_cache_hits")
+        assert num_hits > 0
+        third = greedy(llm, longer, NUM_TOKENS - 64)
+        num_hits = counter(llm, "vllm:prefix_cache_hits") - num_hits
     assert first == wanted
-    assert second == [continuation[64:] for continuation in wanted]
+    assert second == third == [continuation[64:] for continuation in wanted]
+    # As without speculation: all whole blocks, but for the one of the last token,
+    # which is computed for its logits.
+    assert num_hits == sum((len(p) - 1) // block_size * block_size for p in longer)
 
 
 def test_without_prefix_caching_no_token_changes(reference: Reference) -> None:

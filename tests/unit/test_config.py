@@ -33,13 +33,14 @@ def test_vllm_gets_its_own_method_and_its_own_options_untouched() -> None:
     split = split_options(
         {"method": "mtp_plus", "quantization": "fp8", "max-model-len": 7}, VLLM_KEYS
     )
-    options = split.vllm_options(draft_length=4)
+    options = split.vllm_options(draft_length=4, num_mtp_layers=1)
     assert options.pop("num_speculative_tokens_per_batch_size")
     assert options == {
         "method": "mtp",
         "num_speculative_tokens": 4,
         "draft_sample_method": "greedy",
         "rejection_sample_method": "standard",
+        "disable_eagle_block_drop": True,
         "quantization": "fp8",
         "max_model_len": 7,
     }
@@ -145,7 +146,7 @@ def test_every_tier_has_cuda_graphs_close_to_the_largest_batch(
 
 def test_a_fixed_draft_length_needs_no_tiers() -> None:
     split = split_options({"controller": "fixed"}, VLLM_KEYS)
-    assert "num_speculative_tokens_per_batch_size" not in split.vllm_options(3)
+    assert "num_speculative_tokens_per_batch_size" not in split.vllm_options(3, 1)
 
 
 @pytest.mark.parametrize(("asked", "layers"), [(3, 2), (5, 4), (7, 3)])

@@ -154,7 +154,7 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
     if "model" not in split.passthrough:
         checkpoint.check_mtp_weights(target_model_config, str(args.load_format))
     _check_draft_vocab(split.own, target_model_config)
-    args.speculative_config = split.vllm_options(draft_length)
+    args.speculative_config = split.vllm_options(draft_length, num_layers)
     args.spec_method = args.spec_model = args.spec_tokens = None
     args.additional_config = {
         **args.additional_config,
