@@ -7,13 +7,30 @@ alarms: each comparison fails a correct engine once in 10,000 draws of seeds
 drafts are drawn, are compared in ``exactness/``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.support.distributions import homogeneity_p_value
-from tests.support.engines import draft_counts, engine
+from tests.support.engines import draft_counts, engine, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from tests.support.watch import record_outcomes, scheduler_of
+from vllm_mtp.lab.homogeneity import homogeneity_p_value
+from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
+
+
+class OnlyComparing:
+    """Drafts a token for everybody and has none verified."""
+
+    def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
+        return DraftDecision(1, {r.request_id: 0 for r in requests}, "probe")
+
+    def may_draft(self) -> bool:
+        return True
+
+    def observe(self, outcome: StepOutcome) -> None:
+        pass
+
 
 ALPHA = 1e-4
 NUM_SAMPLES = 1500
@@ -176,3 +193,28 @@ def test_a_seeded_request_with_chunked_prefill_is_answered_and_the_server_lives(
     first_tokens = {b: [tokens[0] for tokens in a] for b, a in answers.items()}
     assert first_tokens[16] == first_tokens[16384]
     assert len(set(first_tokens[16])) > 8, "the seeds must matter"
+
+
+def test_drafts_that_are_only_compared_are_chosen() -> None:
+    """A drawn one agrees less often with the target than it would be accepted."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=list(p)) for p in heldout_prompts(8)]
+    spec = {"method": "mtp_plus", "early_stop": False}
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=spec) as llm:
+        scheduler_of(llm).controller = OnlyComparing()
+        recorder = record_outcomes(llm)
+        drafter = model_runner(llm).drafter
+        drawn = []
+        original = drafter._sample_from_logits
+        drafter._sample_from_logits = lambda *a: drawn.append(1) or original(*a)
+        params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
+        llm.generate(prompts, params, use_tqdm=False)
+        assert draft_counts(llm).num_draft_tokens == 0
+    compared = [r for outcome in recorder.outcomes for r in outcome.compared]
+    assert len(compared) > 200
+    # The bundled model accepts about half of its likeliest tokens at this temperature.
+    share = sum(r.num_accepted_tokens for r in compared) / len(compared)
+    assert 0.3 < share < 0.9
+    assert not drawn

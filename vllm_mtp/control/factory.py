@@ -14,7 +14,6 @@ def make_controller(
     depths: tuple[int, ...] | None = None,
     *,
     compares_drafts: bool = False,
-    draws_drafts: bool = False,
     stops_early: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
@@ -24,7 +23,6 @@ def make_controller(
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
         compares_drafts: outcomes hold drafts that were compared, not verified.
-        draws_drafts: but not those of sampled requests, which are drawn.
         stops_early: the worker follows a `StopRule`.
     """
     if config.controller == "random":
@@ -41,7 +39,6 @@ def make_controller(
             max_token_latency_s=latency_s,
             depths=depths,
             compares_drafts=compares_drafts,
-            draws_drafts=draws_drafts,
             stops_early=stops_early,
         ),
     )

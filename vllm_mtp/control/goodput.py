@@ -65,9 +65,6 @@ class GoodputOptions(NamedTuple):
     ranks agree on. None for all up to the bound."""
     compares_drafts: bool = False
     """Outcomes tell how drafts would have done of which nothing was verified."""
-    draws_drafts: bool = False
-    """Not so those of sampled requests: they are drawn, and what agrees by chance is
-    less than what would be accepted."""
     stops_early: bool = False
     """The worker can follow a `StopRule`."""
     survival: SurvivalOptions = SurvivalOptions()
@@ -114,7 +111,6 @@ class GoodputController:
             self.options.exploration,
             self.options.margin,
             self.options.compares_drafts,
-            self.options.draws_drafts,
         )
         self.budget = self.probing.budget
         self.plan: Plan | None = None

@@ -57,7 +57,6 @@ class Probing:
         options: ExplorationOptions,
         margin: float,
         compares_drafts: bool,
-        draws_drafts: bool = False,
     ) -> None:
         """Begin with nothing to try.
 
@@ -65,14 +64,12 @@ class Probing:
             options: Bounds of exploration.
             margin: Gain that another plan must promise.
             compares_drafts: Drafts can be compared without being verified.
-            draws_drafts: But not those of sampled requests.
         """
         self.options = options
         self.budget = ExplorationBudget(options)
         self.num_probes = 0
         self._margin = margin
         self._compares_drafts = compares_drafts
-        self._draws_drafts = draws_drafts
         self._next: Probe | None = None
         """What would be tried next."""
         self._usual_price = 0.0
@@ -182,7 +179,7 @@ class Probing:
             and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
         ]
         hopeful = [p for p in others if p.optimistic_goodput > needed]
-        if now.is_off and self._can_compare(now.requests):
+        if now.is_off and self._compares_drafts:
             # What may be better if more is accepted is compared first, even after a
             # surprise: more looks for the same price. What would be better if only it
             # were faster must be run.
@@ -200,11 +197,6 @@ class Probing:
         if not hopeful:
             return None
         return Probe(max(hopeful, key=lambda p: self._promise(p, needed, now)))
-
-    def _can_compare(self, requests: Sequence[DecodeRequest]) -> bool:
-        if not self._compares_drafts:
-            return False
-        return not self._draws_drafts or all(each.is_greedy for each in requests)
 
     def _promise(
         self, plan: Plan, needed: float, now: Situation

@@ -1,8 +1,8 @@
 """Early stop of drafting: where it is possible, and how it travels.
 
-The scheduler's rule goes to the worker with the step, and what became of it comes back
-with the drafts: both in subclasses of the objects in which vLLM itself sends a step and
-its drafts.
+What the scheduler wants of a step's drafts goes to the worker with the step, and what
+became of it comes back with them: both in subclasses of the objects in which vLLM
+itself sends a step and its drafts.
 """
 
 from dataclasses import dataclass, fields
@@ -17,10 +17,13 @@ from vllm_mtp.records import StopRule
 
 
 @dataclass
-class RuledSchedulerOutput(SchedulerOutput):
-    """A step whose drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
+class DirectedSchedulerOutput(SchedulerOutput):
+    """A step with directions for its drafts."""
 
     stop_rule: StopRule | None = None
+    """Drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
+    chooses_drafts: bool = False
+    """Drafts are the likeliest tokens, also where they would be drawn."""
 
 
 @dataclass
@@ -33,10 +36,16 @@ class ScoredDraftTokenIds(DraftTokenIds):
     lengths: list[int] | None
 
 
-def with_rule(output: SchedulerOutput, rule: StopRule) -> RuledSchedulerOutput:
-    """The same step, ruled."""
+def directed(
+    output: SchedulerOutput, stop_rule: StopRule | None, chooses_drafts: bool
+) -> SchedulerOutput:
+    """The same step with directions, if there are any."""
+    if stop_rule is None and not chooses_drafts:
+        return output
     known = {field.name: getattr(output, field.name) for field in fields(output)}
-    return RuledSchedulerOutput(**known, stop_rule=rule)
+    return DirectedSchedulerOutput(
+        **known, stop_rule=stop_rule, chooses_drafts=chooses_drafts
+    )
 
 
 def may_stop_early(vllm_config: Any) -> bool:

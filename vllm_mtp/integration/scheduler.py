@@ -28,8 +28,8 @@ from vllm_mtp.integration import pause
 from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import (
     ScoredDraftTokenIds,
+    directed,
     may_stop_early,
-    with_rule,
 )
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
@@ -61,7 +61,6 @@ def _controller_of(
         bound,
         depths,
         compares_drafts=compares_drafts,
-        draws_drafts=draws_drafts(vllm_config),
         stops_early=stops_early,
     )
     if own.trace_path is None:
@@ -129,6 +128,8 @@ class _ControlledScheduler(Scheduler):
         """Requests whose drafts of this step are made without all of their KV."""
         self._stop_rule: StopRule | None = None
         """Of the step that was scheduled last."""
+        self._is_comparing = False
+        """That step drafts what will be compared, not verified."""
         self._traits: dict[str, _RequestTraits] = {}
         self._max_lookahead = self.num_lookahead_tokens
 
@@ -193,6 +194,7 @@ class _ControlledScheduler(Scheduler):
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
         self._stop_rule = _for_others(decision.stop_rule, caught_up.still_waiting)
+        self._is_comparing = depth > 0 and not any(decision.num_draft_tokens.values())
         self._outcomes.begin(
             ScheduledStep(
                 len(scheduler_output.num_scheduled_tokens),
@@ -320,9 +322,10 @@ class MTPPlusScheduler(_ControlledScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._hear_with_depth(None)
         output = super().schedule(*args, **kwargs)
-        if self._stop_rule is None or not output.num_spec_tokens_to_schedule:
+        if not output.num_spec_tokens_to_schedule:
             return output
-        return with_rule(output, self._stop_rule)
+        chooses = self._draws_drafts and self._is_comparing
+        return directed(output, self._stop_rule, chooses)
 
     def _hear(self, outcome: StepOutcome) -> None:
         if self._stop_rule is None:
@@ -357,10 +360,13 @@ class MTPPlusScheduler(_ControlledScheduler):
         """Whether it says something that a draft agrees with what the target samples.
 
         Not if it was made without all of its KV, nor if it was drawn: then it agrees
-        less often than it would be accepted.
+        less often than it would be accepted. The likeliest token agrees as often as it
+        is accepted, and a drawn one is accepted somewhat more often: a careful guess.
         """
         if request_id in self._still_waiting:
             return False
+        if self._is_comparing:
+            return True
         traits = self._traits.get(request_id)  # none before its prompt is through
         return not self._draws_drafts or (traits is not None and traits.is_greedy)
 

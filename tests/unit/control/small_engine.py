@@ -32,7 +32,6 @@ class SmallEngine:
     may_draft: list[bool] = field(default_factory=list)
     context_tokens: int = 500
     compares_drafts: bool = False
-    is_greedy: bool = True
     lengths: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     """Tokens that the MTP layers have missed, by request."""
@@ -43,7 +42,7 @@ class SmallEngine:
             DecodeRequest(
                 f"r{i}",
                 self.context_tokens,
-                self.is_greedy,
+                True,
                 pin,
                 self.unseen.get(f"r{i}", 0),
             )

@@ -179,28 +179,6 @@ def test_comparing_brings_it_back_from_off(num_requests: int) -> None:
     assert min(engine.depths(500)) > 2
 
 
-@pytest.mark.parametrize("is_greedy", [True, False])
-def test_drafts_that_are_drawn_are_verified_to_learn_of_them(is_greedy: bool) -> None:
-    options = GoodputOptions(compares_drafts=True, draws_drafts=True)
-    engine = SmallEngine(
-        GoodputController(K_MAX, options),
-        [0.01] * 4,
-        compares_drafts=is_greedy,
-        is_greedy=is_greedy,
-    ).run(800)
-    drafted = [d for d in engine.decisions[400:] if d.draft_depth]
-    verified = [d for d in drafted if any(d.num_draft_tokens.values())]
-    assert len(drafted) >= 4
-    if is_greedy:
-        assert len(verified) <= len(drafted) // 4
-    else:
-        # A probe drafts in one step and verifies in the next.
-        assert len(verified) >= len(drafted) // 2
-    engine.acceptance = [0.9] * 4
-    engine.run(300)
-    assert min(engine.depths(1050)) > 2
-
-
 @pytest.mark.parametrize(("scale", "least", "most"), [(0.3, 8, 32), (10.0, 1, 2)])
 def test_plans_are_looked_for_more_often_where_steps_are_long(
     scale: float, least: int, most: int
