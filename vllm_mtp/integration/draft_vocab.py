@@ -53,6 +53,8 @@ class VocabularyDrafting:
         self.takes_top_tokens = False
         self.grammars: Any = None
         """``DraftGrammars``, where drafts follow grammars."""
+        self.constraints: Any = None
+        """``DraftConstraints``, where drafts know what requests forbid."""
         self.reduces_top_tokens = False
         """Whether ranks can exchange their best choices instead of all logits."""
 
@@ -162,12 +164,21 @@ class VocabularyDrafting:
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """See ``HeadChoice``."""
-        if self.grammars is None:
+        if self.grammars is None and self.constraints is None:
             return logits
         vocabulary = self.vocabulary if self.is_active else None
-        token_ids = None if vocabulary is None else vocabulary.token_ids
-        masked: torch.Tensor = self.grammars.mask(logits, token_ids)
-        return masked
+        masked = logits
+        if self.constraints is not None:
+            masked = self.constraints.apply(logits, vocabulary)
+        if self.grammars is not None:
+            token_ids = None if vocabulary is None else vocabulary.token_ids
+            masked = self.grammars.mask(masked, token_ids)
+        if masked is logits:
+            return logits
+        # Nothing is left where the draft vocabulary has none of what may come: any
+        # draft will do, but its distribution must be one.
+        is_empty = masked.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(is_empty, logits, masked)
 
     def _meet(self, head: Any) -> None:
         if not isinstance(head, VocabParallelEmbedding):

@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+from vllm_mtp.integration.draft_constraints_v1 import DraftConstraints
 from vllm_mtp.integration.draft_vocab import VocabularyDrafting
 from vllm_mtp.integration.grammar_v1 import DraftGrammars, may_mask_drafts
 
@@ -20,6 +22,11 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         super().load_model(target_model)
         self.draft_vocab = VocabularyDrafting(self.vllm_config, self.device)
         self.draft_vocab.install(self.model)
+        model_config = self.vllm_config.model_config
+        self.draft_vocab.constraints = DraftConstraints(
+            model_config.get_vocab_size(),
+            current_platform.is_cpu() or model_config.enforce_eager,
+        )
         if may_mask_drafts(self.vllm_config):
             self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
 
@@ -31,16 +38,18 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         return int(self.draft_model_config.get_vocab_size())
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        assert self.draft_vocab is not None
-        self.draft_vocab.begin_pass()
-        grammars = self.draft_vocab.grammars
-        if grammars is None:
-            return super().propose(*args, **kwargs)
-        grammars.begin_pass(self.model_runner.input_batch.req_ids)
+        drafting = self.draft_vocab
+        assert drafting is not None
+        drafting.begin_pass()
+        drafting.constraints.begin_pass(kwargs.get("sampling_metadata"))
+        if drafting.grammars is not None:
+            drafting.grammars.begin_pass(self.model_runner.input_batch.req_ids)
         try:
             return super().propose(*args, **kwargs)
         finally:
-            grammars.end_pass()
+            drafting.constraints.end_pass()
+            if drafting.grammars is not None:
+                drafting.grammars.end_pass()
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         drafting = self.draft_vocab
@@ -65,9 +74,11 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         # [num_requests] int64
         draft_token_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """The same, after grammars have heard of them."""
-        if self.draft_vocab is not None and self.draft_vocab.grammars is not None:
-            self.draft_vocab.grammars.take(draft_token_ids)
+        """The same, after those have heard of them who follow the draft."""
+        if self.draft_vocab is not None and self.draft_vocab.constraints is not None:
+            self.draft_vocab.constraints.take(draft_token_ids)
+            if self.draft_vocab.grammars is not None:
+                self.draft_vocab.grammars.take(draft_token_ids)
         return draft_token_ids
 
 
@@ -97,6 +108,8 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
             discarded = runner.discard_request_mask.gpu[: token_ids.shape[0]]
             committed = token_ids.masked_fill(discarded[:, None], -1)
             drafter.draft_vocab.observe(committed)
+            if drafter.draft_vocab.constraints is not None:
+                drafter.draft_vocab.constraints.commit(committed)
             if (grammars := drafter.draft_vocab.grammars) is not None:
                 grammars.commit(runner.input_batch.req_ids, committed)
         return output

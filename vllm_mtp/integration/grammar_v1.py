@@ -152,10 +152,12 @@ class DraftGrammars:
         # [number of columns] int64; None: columns are token ids
         token_ids: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Logits without tokens that may not come, in place.
+        """Logits without tokens that may not come; those given stay as they are.
 
         Where no column may come the row stays: the scheduler will cut the draft.
         """
+        if self._rows:
+            logits = logits.clone()
         for each in self._rows:
             if each.is_void or each.grammar.is_terminated():
                 continue

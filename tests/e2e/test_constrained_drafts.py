@@ -1,0 +1,73 @@
+"""Drafts know what requests forbid or discourage: same output, more accepted."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.engines import draft_counts, engine
+from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from vllm_mtp.integration.draft_constraints_v1 import DraftConstraints
+
+NUM_PROMPTS, NUM_TOKENS = 12, 40
+KINDS: dict[str, dict[str, Any]] = {
+    "repetition penalty": {"repetition_penalty": 1.4},
+    "presence and frequency": {"presence_penalty": 1.2, "frequency_penalty": 0.8},
+    "allowed tokens": {"allowed_token_ids": list(range(3, 16384, 2))},
+    "bad words": {"bad_words": ["self", "return", "def", "the", "if", "=", "None"]},
+}
+
+
+def generate(llm: Any, options: dict[str, Any], temperature: float) -> list[list[int]]:
+    """Half of the requests with the options, half without, in one batch."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    shared = {"temperature": temperature, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    prompts = [
+        TokensPrompt(prompt_token_ids=list(p)) for p in heldout_prompts(NUM_PROMPTS)
+    ]
+    params = [SamplingParams(**shared, **options), SamplingParams(**shared)]
+    outputs = llm.generate(
+        [prompt for prompt in prompts for _ in params],
+        params * NUM_PROMPTS,
+        use_tqdm=False,
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, list[list[int]]]:
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=8) as llm:
+        return {name: generate(llm, options, 0.0) for name, options in KINDS.items()}
+
+
+def acceptance(llm: Any, options: dict[str, Any], temperature: float) -> float:
+    before = draft_counts(llm)
+    generate(llm, options, temperature)
+    after = draft_counts(llm)
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    return accepted / (
+        accepted + after.num_rejected_tokens - before.num_rejected_tokens
+    )
+
+
+@pytest.mark.parametrize("vocabulary", ["full", "auto"])
+def test_greedy_texts_are_equal_and_more_is_accepted(
+    vocabulary: str,
+    plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = {"method": "mtp_plus", "controller": "fixed", "draft_vocab": vocabulary}
+    knowing, blind = {}, {}
+    with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=spec) as llm:
+        for name, options in KINDS.items():
+            assert generate(llm, options, 0.0) == plain[name], name
+            knowing[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
+        monkeypatch.setattr(DraftConstraints, "apply", lambda self, logits, _: logits)
+        for name, options in KINDS.items():
+            assert generate(llm, options, 0.0) == plain[name], name
+            blind[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
+    print(vocabulary, {name: (blind[name], knowing[name]) for name in KINDS})
+    for name in KINDS:
+        for known, unknown in zip(knowing[name], blind[name], strict=True):
+            assert known > unknown, name
