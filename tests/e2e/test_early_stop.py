@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import NUM_TOKENS, Reference
-from tests.support.distributions import homogeneity_p_value
 from tests.support.engines import draft_counts, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import RecordingController, record_outcomes
+from vllm_mtp.lab.homogeneity import homogeneity_p_value
 
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 ALPHA = 1e-4

@@ -34,6 +34,10 @@ class Jobs:
     script: list[int] = field(default_factory=list)
     """Draft depths of the steps, over and over; empty leaves them to the controller."""
     environment: dict[str, str] = field(default_factory=dict)
+    sampled: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Sampling parameters by name: answers to the first prompt are drawn as well."""
+    num_samples: int = 0
+    """Of each."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class JobResult:
     accepted: list[list[list[int]]] = field(default_factory=list)
     """Of each step of a script: (request, drafted, accepted)."""
     num_catch_up_tokens: int = 0
+    samples: dict[str, list[list[int]]] = field(default_factory=dict)
+    """First tokens of each answer, by name of the sampling parameters."""
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -73,19 +79,19 @@ def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
 
 def _main() -> None:
     jobs = Jobs(**json.load(sys.stdin))
+    from tests.support.engines import prepare_environment
+
+    prepare_environment()
     if jobs.v2:
         from tests.support import v2_interpreter
 
         v2_interpreter.install()
-    from tests.support.engines import prepare_environment
-
-    prepare_environment()
     results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
     Path(sys.argv[1]).write_text(json.dumps(results))
 
 
 def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
-    from tests.support.engines import counters, engine, greedy
+    from tests.support.engines import counters, engine, greedy, sampled
 
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
@@ -95,6 +101,11 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
+        samples = {}
+        if jobs.sampled:
+            samples = sampled(
+                llm, jobs.prompts[0], jobs.sampled, jobs.num_samples, jobs.max_tokens
+            )
         continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
         return JobResult(
             continuations,
@@ -106,6 +117,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_catch_up_tokens=(
                 sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
             ),
+            samples=samples,
         )
 
 

@@ -6,7 +6,7 @@ Nothing of vLLM is imported at the top: ``prepare_environment`` must run first, 
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,6 +109,42 @@ def greedy(
         use_tqdm=False,
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+Samples = dict[str, list[tuple[int, ...]]]
+"""The first tokens of many requests, by the name of their sampling parameters."""
+
+
+def sampled(
+    llm: "LLM",
+    prompt: Sequence[int],
+    settings: Mapping[str, Mapping[str, Any]],
+    num_samples: int,
+    max_tokens: int,
+) -> Samples:
+    """Answers to one prompt under several sampling parameters, all in one batch.
+
+    Args:
+        llm: the engine.
+        prompt: token ids.
+        settings: options of ``SamplingParams`` by name.
+        num_samples: of each.
+        max_tokens: of each answer.
+    """
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    params = [
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True, **options)
+        for options in settings.values()
+    ]
+    outputs = llm.generate(
+        [TokensPrompt(prompt_token_ids=list(prompt))] * (num_samples * len(params)),
+        params * num_samples,
+        use_tqdm=False,
+    )
+    texts = [tuple(output.outputs[0].token_ids) for output in outputs]
+    return {name: texts[i :: len(params)] for i, name in enumerate(settings)}
 
 
 def model_runner(llm: "LLM") -> Any:

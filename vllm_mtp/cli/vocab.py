@@ -14,11 +14,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def vocab() -> None:
-    """Keep `build` a subcommand although it is the only one."""
-
-
 @app.command()
 def build(
     output: Annotated[Path, typer.Argument(help="List to write (JSON).")],
@@ -78,3 +73,49 @@ def build(
             coverage=coverage,
         )
         build_vocabulary(options, Console())
+
+
+@app.command()
+def compare(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    draft_length: Annotated[int, typer.Option(help="K of every contender.")] = 3,
+    concurrency: Annotated[int, typer.Option(help="Requests of a round.")] = 16,
+    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 192,
+    learning_tokens: Annotated[
+        int, typer.Option(help="Committed before anything is compared.")
+    ] = 20_000,
+    rounds: Annotated[int, typer.Option(help="Compared rounds of each domain.")] = 4,
+    output: Annotated[
+        Path, typer.Option(help="Folder for vocabulary-<hardware>.json and .png.")
+    ] = Path(),
+) -> None:
+    """Compare the vocabulary that a server learns with a list and with all tokens.
+
+    Acceptance length on Python, then on prose that nobody has announced.
+    """
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    interrupted = "interrupted; all engines are stopped"
+    with errors_to_exit_codes(ServerError, interrupted=interrupted):
+        from rich.console import Console
+
+        from vllm_mtp.lab.vocabulary_bench import (
+            VocabularyBenchOptions,
+            run_vocabulary_bench,
+        )
+
+        options = VocabularyBenchOptions(
+            model=model,
+            draft_length=draft_length,
+            concurrency=concurrency,
+            request_tokens=request_tokens,
+            learning_tokens=learning_tokens,
+            num_rounds=rounds,
+            output=output,
+        )
+        run_vocabulary_bench(options, Console())

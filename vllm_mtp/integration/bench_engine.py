@@ -12,6 +12,7 @@ outlives a benchmark that was killed::
     {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
     {"command": "step"}                                     until is_done, then
     {"command": "result"}
+    {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
     {"command": "stop"}
 
 An answer with ``error`` is the last one. The engine is vLLM's own ``LLMEngine``; what
@@ -40,7 +41,7 @@ from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
 from vllm_mtp.integration.bench_split import timed_parts
 
-COMMANDS = ("tokenize", "round", "begin", "step", "result")
+COMMANDS = ("tokenize", "round", "begin", "step", "result", "generate")
 
 
 class BenchEngine:
@@ -143,6 +144,35 @@ class BenchEngine:
             pass
         return self.result()
 
+    def generate(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What requests are answered, all at a time.
+
+        Args:
+            requests: See ``begin``; ``logprobs`` may be among the sampling options.
+
+        Returns:
+            ``answers``, one for each request: its ``token_ids`` and, if asked for, the
+            ``logprobs`` of the likeliest tokens at each of them (pairs). ``drafts``:
+            verifications of a request that had draft tokens; ``drafted`` and
+            ``accepted``: those tokens, and those of them kept.
+        """
+        self.totals.clear()
+        answers: dict[str, dict[str, list[Any]]] = {
+            self.add_request(request): {"token_ids": [], "logprobs": []}
+            for request in requests
+        }
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():
+                answer, new = answers[output.request_id], output.outputs[0]
+                answer["token_ids"] += new.token_ids
+                answer["logprobs"] += map(_pairs, new.logprobs or ())
+        return {
+            "answers": list(answers.values()),
+            "drafts": self.totals.num_drafts,
+            "drafted": sum(self.totals.drafted_per_position),
+            "accepted": sum(self.totals.accepted_per_position),
+        }
+
     def add_request(self, request: Mapping[str, Any]) -> str:
         """Queue a request; returns its name."""
         self.num_requests += 1
@@ -165,6 +195,11 @@ class BenchEngine:
     def _runner(self) -> Any:
         executor = self.engine.engine_core.engine_core.model_executor
         return executor.driver_worker.worker.model_runner
+
+
+def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
+    """Tokens and their logarithmic probabilities, of one position."""
+    return [(token_id, entry.logprob) for token_id, entry in position.items()]
 
 
 def _memory() -> dict[str, int]:

@@ -33,7 +33,7 @@ from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import play_repeats, start_engines
+from vllm_mtp.lab.small_group import EngineSize, play_repeats, start_engines
 from vllm_mtp.lab.spread import Spread
 
 CONCURRENCY = 8
@@ -119,9 +119,8 @@ def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, 
     model = resolve_model(options.model)
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = PROMPT_TOKENS + CONCURRENCY * options.request_tokens
-        prompts = start_engines(
-            group, options.contenders, model, longest, CONCURRENCY, logs
-        )
+        size = EngineSize(model, longest, CONCURRENCY)
+        prompts = start_engines(group, options.contenders, size, logs)
         waves = crossing_waves(prompts, options)
         rounds = play_repeats(group, waves, CONCURRENCY, options.num_repeats, console)
     result = summarise_crossing(options, rounds)

@@ -133,14 +133,32 @@ def read_prompts(model: str, num_prompts: int) -> list[Prompt]:
     path = Path(model) / PROMPTS_FILE
     if not path.is_file():
         return list(BUILT_IN_PROMPTS[:num_prompts])
+    return read_prompt_file(path, num_prompts, "model")
+
+
+def read_prompt_file(path: Path, num_prompts: int, field: str) -> list[Prompt]:
+    """First prompts of a file.
+
+    Args:
+        path: One JSON object with a `text` a line.
+        num_prompts: How many at most.
+        field: What the user gave, for the sentence about a mistake.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line of it is not a prompt.
+    """
     prompts: list[Prompt] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if len(prompts) == num_prompts:
-                break
-            prompts.append(_parse_prompt(line, f"{path}:{number}"))
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if len(prompts) == num_prompts:
+                    break
+                prompts.append(_parse_prompt(line, f"{field}: {path}:{number}"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text"
+        raise ConfigError(f"{field}: {path} cannot be read: {reason}") from None
     if not prompts:
-        raise ConfigError(f"model: {path} holds no prompt")
+        raise ConfigError(f"{field}: {path} holds no prompt")
     return prompts
 
 
@@ -151,10 +169,10 @@ def _parse_prompt(line: str, place: str) -> Prompt:
         source = str(record.get("file", record.get("id", place)))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
-            f"model: {place} is no prompt; expected an object with id, file and text"
+            f"{place} is no prompt; expected an object with id, file and text"
         ) from None
     if not isinstance(text, str) or not text:
-        raise ConfigError(f"model: {place}: text is {text!r}; expected a text")
+        raise ConfigError(f"{place}: text is {text!r}; expected a text")
     return Prompt(source, text)
 
 

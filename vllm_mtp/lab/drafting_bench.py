@@ -36,7 +36,7 @@ from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import start_engines
+from vllm_mtp.lab.small_group import EngineSize, start_engines
 from vllm_mtp.lab.spread import Spread
 
 MAX_CONCURRENCY = 256
@@ -164,7 +164,8 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = PROMPT_TOKENS + options.request_tokens
-        prompts = start_engines(group, options.contenders, model, longest, most, logs)
+        size = EngineSize(model, longest, most)
+        prompts = start_engines(group, options.contenders, size, logs)
         waves = draw_waves(prompts, options)
         for concurrency in options.concurrencies:
             console.print(f"{concurrency} requests at a time", highlight=False)

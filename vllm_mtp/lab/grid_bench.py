@@ -22,7 +22,6 @@ measured is in a journal at once (``grid_journal.py``); after an interruption th
 repeat that was under way is measured anew, so that a pair is always of one session.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -46,13 +45,7 @@ from vllm_mtp.lab.grid_cells import (
     max_model_len_tokens,
     plan_cells,
 )
-from vllm_mtp.lab.grid_engines import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    engine_arguments,
-    engine_environ,
-)
+from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup
 from vllm_mtp.lab.grid_journal import (
     CALIBRATION,
     ENGINE,
@@ -67,12 +60,8 @@ from vllm_mtp.lab.grid_race import hopeless_contenders
 from vllm_mtp.lab.grid_repeats import next_repeat
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
-from vllm_mtp.lab.provenance import (
-    collect_provenance,
-    gpu_names,
-    machine_slug,
-    write_json,
-)
+from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.small_group import EngineSize, launch_engine
 
 SETTLED_STEPS = 300
 """Decode steps after which the controller has settled in any case."""
@@ -181,22 +170,16 @@ class _Session:
 
     def _start(self) -> None:
         """All at once; each takes a while to import vLLM."""
-        options, on_gpu = self.options, bool(gpu_names())
-        environ = engine_environ(os.environ, self.logs, Path(self.model).is_dir())
-        for contender in options.contenders:
-            log = self.logs / f"{contender.name.replace(' ', '-')}.log"
-            self.group.add(EngineProcess(contender.name, log, environ))
+        options = self.options
+        size = EngineSize(
+            self.model,
+            max_model_len_tokens(options),
+            max(options.concurrencies),
+            options.dtype,
+            options.kv_cache_mib,
+        )
         for name, config in options.contenders:
-            arguments = engine_arguments(
-                self.model,
-                config,
-                options.dtype,
-                max_model_len_tokens(options),
-                max(options.concurrencies),
-                options.kv_cache_mib,
-                on_gpu,
-            )
-            self.group.engines[name].tell("start", engine=arguments)
+            launch_engine(self.group, name, config, size, self.logs)
         for name in self.names:
             self.progress.say(f"waiting for the engine of {name}")
             facts = self.group.engines[name].answer(START_TIMEOUT_S)

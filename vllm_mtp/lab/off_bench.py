@@ -32,7 +32,7 @@ from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import play_repeats, start_engines
+from vllm_mtp.lab.small_group import EngineSize, play_repeats, start_engines
 from vllm_mtp.lab.spread import Spread
 
 AGAIN = "none again"
@@ -103,7 +103,8 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = PROMPT_TOKENS + options.request_tokens
-        prompts = start_engines(group, CONTENDERS, model, longest, most, logs)
+        size = EngineSize(model, longest, most)
+        prompts = start_engines(group, CONTENDERS, size, logs)
         for concurrency in options.concurrencies:
             console.print(f"{concurrency} requests at a time", highlight=False)
             wave = pinned_wave(prompts, concurrency, options.request_tokens)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -26,12 +26,62 @@ NUM_WARM_UPS = 2
 Waves = Sequence[Sequence[Mapping[str, Any]]]
 
 
+class EngineSize(NamedTuple):
+    """What all contenders have in common.
+
+    Attributes:
+        model: Folder or hub name.
+        max_model_len: Tokens of the longest request.
+        max_num_seqs: Most requests at a time.
+        dtype: Weights and arithmetic.
+        kv_cache_mib: KV cache of each.
+    """
+
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    dtype: str = "float32"
+    kv_cache_mib: int = KV_CACHE_MIB
+
+
+def launch_engine(
+    group: EngineGroup,
+    name: str,
+    config: dict[str, Any] | None,
+    size: EngineSize,
+    logs: Path,
+    **arguments: Any,
+) -> EngineProcess:
+    """Start an engine; its answer, the facts about it, is not waited for.
+
+    Args:
+        group: Stops it later.
+        name: Of the contender.
+        config: Speculative config; None without speculation.
+        size: Model and room for requests.
+        logs: Folder for what vLLM prints.
+        **arguments: Of vLLM's ``EngineArgs``; they win.
+    """
+    environ = engine_environ(os.environ, logs, Path(size.model).is_dir())
+    engine = EngineProcess(name, logs / f"{name.replace(' ', '-')}.log", environ)
+    group.add(engine)
+    usual = engine_arguments(
+        size.model,
+        config,
+        size.dtype,
+        size.max_model_len,
+        size.max_num_seqs,
+        size.kv_cache_mib,
+        bool(gpu_names()),
+    )
+    engine.tell("start", engine=usual | arguments)
+    return engine
+
+
 def start_engines(
     group: EngineGroup,
     contenders: Mapping[str, dict[str, Any] | None],
-    model: str,
-    max_model_len: int,
-    max_num_seqs: int,
+    size: EngineSize,
     logs: Path,
 ) -> Prompts:
     """Start all contenders at once and wait for them.
@@ -39,31 +89,16 @@ def start_engines(
     Args:
         group: Stops them later.
         contenders: Speculative config by name; one is `NO_SPECULATION`.
-        model: Folder or hub name.
-        max_model_len: Tokens of the longest request.
-        max_num_seqs: Most requests at a time.
+        size: Model and room for requests.
         logs: Folder for what vLLM prints.
 
     Raises:
         ServerError: An engine failed.
     """
-    environ = engine_environ(os.environ, logs, Path(model).is_dir())
-    for name in contenders:
-        log = logs / f"{name.replace(' ', '-')}.log"
-        group.add(EngineProcess(name, log, environ))
     for name, config in contenders.items():
-        arguments = engine_arguments(
-            model,
-            config,
-            "float32",
-            max_model_len,
-            max_num_seqs,
-            KV_CACHE_MIB,
-            bool(gpu_names()),
-        )
-        group.engines[name].tell("start", engine=arguments)
+        launch_engine(group, name, config, size, logs)
     facts = [group.engines[name].answer(START_TIMEOUT_S) for name in contenders]
-    sizes = GridOptions(concurrencies=(max_num_seqs,), output=logs)
+    sizes = GridOptions(concurrencies=(size.max_num_seqs,), output=logs)
     baseline = group.engines[NO_SPECULATION]
     return baseline.cut_prompts(facts[0]["vocab_size"], sizes)
 

@@ -109,7 +109,7 @@ def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
         ConfigError: The model or a file cannot be used.
     """
     name = resolve_model(options.model)
-    model = _read_model(name)
+    model = read_model(name)
     _check_size(options.size, model.size)
     counts = np.zeros(model.size, np.int64)
     texts = list(_read_texts(options.texts))
@@ -122,9 +122,26 @@ def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
             counts += np.bincount(ids, minlength=model.size)
     if not counts.any():
         raise ConfigError("text: there is not a single token in it")
-    token_ids = choose_token_ids(counts, model.always, options.size, options.coverage)
+    listed = build_list(counts, model, options.size, options.coverage)
+    with replacing(options.output) as pending:
+        pending.write_text(listed.model_dump_json() + "\n")
+    picture = options.output.with_suffix(".png")
+    with replacing(picture) as pending:
+        draw_coverage(counts, len(listed.token_ids)).savefig(
+            pending, format="png", dpi=DPI
+        )
+    _print(counts, listed, console)
+    console.print(f"Written: {options.output}, {picture}", markup=False)
+    return listed
+
+
+def build_list(
+    counts: Counts, model: ModelVocabulary, size: int | None, coverage: float | None
+) -> VocabularyList:
+    """A list for a model; see `choose_token_ids`."""
+    token_ids = choose_token_ids(counts, model.always, size, coverage)
     provenance = collect_provenance(sys.argv)
-    listed = VocabularyList(
+    return VocabularyList(
         vocab_size=model.size,
         tokenizer_sha256=fingerprint(model.tokenizer.get_vocab()),
         token_ids=tuple(map(int, token_ids)),
@@ -132,14 +149,6 @@ def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
         num_counted=int(counts.sum()),
         source={key: provenance[key] for key in ("time_utc", "command", "versions")},
     )
-    with replacing(options.output) as pending:
-        pending.write_text(listed.model_dump_json() + "\n")
-    picture = options.output.with_suffix(".png")
-    with replacing(picture) as pending:
-        draw_coverage(counts, len(token_ids)).savefig(pending, format="png", dpi=DPI)
-    _print(counts, listed, console)
-    console.print(f"Written: {options.output}, {picture}", markup=False)
-    return listed
 
 
 def choose_token_ids(
@@ -242,7 +251,12 @@ def _read_texts(paths: Sequence[Path]) -> Iterator[str]:
             yield from (whole[start : start + CHUNK_CHARACTERS] for start in starts)
 
 
-def _read_model(name: str) -> ModelVocabulary:
+def read_model(name: str) -> ModelVocabulary:
+    """What a checkpoint says of its vocabulary.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     try:
         config = AutoConfig.from_pretrained(name).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(name)

@@ -1,9 +1,15 @@
 """Samples of an engine under every way in which a request can change its logits."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
+from tests.support.engines import Samples, sampled
 from tests.support.heldout import heldout_prompts
+from vllm_mtp.lab.homogeneity import MIN_CELLS, homogeneity_p_value, num_cells
+
+ALPHA = 1e-5
+"""p-value below which two engines differ: once in 100,000 comparisons of equal ones."""
 
 IS_LONG = "EXACTNESS_SAMPLES" in os.environ
 """Asked for by the user: all combinations, and as many samples as the variable says."""
@@ -11,9 +17,6 @@ NUM_SAMPLES = int(os.environ.get("EXACTNESS_SAMPLES", "300"))
 """Of each setting. 3000 find three times smaller faults in an hour."""
 NUM_TOKENS = 3
 PROMPT = 3
-
-Samples = dict[str, list[tuple[int, ...]]]
-"""The first tokens of all requests, by setting."""
 
 
 def settings() -> dict[str, dict[str, Any]]:
@@ -41,26 +44,40 @@ def settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def sample(llm: Any) -> Samples:
-    """Draw ``NUM_SAMPLES`` of each setting; those of all settings run side by side."""
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
+def sample(
+    llm: Any, names: Sequence[str] | None = None, num_samples: int = NUM_SAMPLES
+) -> Samples:
+    """Draw from each setting; those of all settings run side by side.
 
-    prompt = TokensPrompt(
-        prompt_token_ids=list(heldout_prompts(8, max_tokens=24)[PROMPT])
+    Args:
+        llm: The engine.
+        names: Of settings; None for all.
+        num_samples: Of each.
+    """
+    known = settings()
+    return sampled(
+        llm,
+        heldout_prompts(8, max_tokens=24)[PROMPT],
+        {name: known[name] for name in names or known},
+        num_samples,
+        NUM_TOKENS,
     )
-    names = list(settings())
-    params = {
-        name: SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **options)
-        for name, options in settings().items()
-    }
-    outputs = llm.generate(
-        [prompt] * (NUM_SAMPLES * len(names)),
-        [params[name] for _ in range(NUM_SAMPLES) for name in names],
-        use_tqdm=False,
-    )
-    result: Samples = {name: [] for name in names}
-    for i, output in enumerate(outputs):
-        name = names[i % len(names)]
-        result[name].append(tuple(output.outputs[0].token_ids))
-    return result
+
+
+def p_values(first: Samples, second: Samples) -> dict[tuple[str, int], float]:
+    """Of the first one, two and three tokens, by setting and number.
+
+    Where outcomes are so many that nearly all are rare, longer ones say nothing.
+
+    Args:
+        first: Samples of an engine.
+        second: Of another one; of all settings of the first, or more.
+    """
+    found = {}
+    for name in first:
+        for number in (1, 2, 3):
+            pair = [[t[:number] for t in samples[name]] for samples in (first, second)]
+            if num_cells(*pair) >= MIN_CELLS:
+                found[name, number] = homogeneity_p_value(*pair)
+    assert {name for name, _ in found} == set(first)
+    return found

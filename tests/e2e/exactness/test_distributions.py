@@ -15,17 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.exactness.samples import IS_LONG, Samples, sample
-from tests.support.distributions import (
-    MIN_CELLS,
-    homogeneity_p_value,
-    num_cells,
-)
-from tests.support.engines import draft_counts, engine
+from tests.e2e.exactness.samples import ALPHA, IS_LONG, p_values, sample
+from tests.support.engines import Samples, draft_counts, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.vocabulary import most_frequent, write_list
 
-ALPHA = 1e-5
 SEATS = {"max_num_seqs": 48, "max_num_batched_tokens": 8192}
 ALL_KINDS = list(
     product(
@@ -77,21 +71,6 @@ def speculation(
         "rejection_sample_method": rejection,
         "draft_vocab": small_list if vocabulary == "list" else "full",
     }
-
-
-def p_values(first: Samples, second: Samples) -> dict[tuple[str, int], float]:
-    """Of the first one, two and three tokens, by setting and number.
-
-    Where outcomes are so many that nearly all are rare, longer ones say nothing.
-    """
-    found = {}
-    for name in first:
-        for number in (1, 2, 3):
-            pair = [[t[:number] for t in samples[name]] for samples in (first, second)]
-            if num_cells(*pair) >= MIN_CELLS:
-                found[name, number] = homogeneity_p_value(*pair)
-    assert {name for name, _ in found} == set(first)
-    return found
 
 
 @pytest.mark.parametrize(("rejection", "vocabulary", "controller", "drafts"), KINDS)

@@ -1,0 +1,104 @@
+"""``vllm-mtp verify``: see verify.py in lab/."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
+from vllm_mtp.config import ConfigError
+
+
+def verify(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    speculative_config: Annotated[
+        str, typer.Option(help="What is verified (JSON), as for `vllm serve`.")
+    ] = '{"method": "mtp_plus"}',
+    engine_args: Annotated[
+        str,
+        typer.Option(
+            help="Further arguments of vLLM's EngineArgs (JSON), for example "
+            '{"tensor_parallel_size": 2}.'
+        ),
+    ] = "{}",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32 tells most; bfloat16 and float16 exchange near-ties."
+        ),
+    ] = "float32",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts (.jsonl with `text`). Unset: built-in ones."),
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(help="Greedy texts.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Of each greedy text.")] = 96,
+    samples: Annotated[int, typer.Option(help="Of each sampling setting.")] = 1000,
+    sampled_tokens: Annotated[
+        int, typer.Option(help="First tokens of a sample that are compared.")
+    ] = 3,
+    tie_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Difference of log-probabilities that counts as a near-tie. Unset: "
+            "0.001 for float32, 0.05 for float16, 0.3 for bfloat16."
+        ),
+    ] = None,
+    false_alarm_rate: Annotated[
+        float, typer.Option(help="How often a correct server may be refused.")
+    ] = 1e-3,
+    output: Annotated[
+        Path | None, typer.Option(help="Also write a report (JSON).")
+    ] = None,
+) -> None:
+    """Show that a server with speculation answers as it would without.
+
+    Exit code 0: shown. 1: not shown, or an engine failed. 2: wrong input.
+    """
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    interrupted = "interrupted; all engines are stopped"
+    with errors_to_exit_codes(ServerError, interrupted=interrupted):
+        from rich.console import Console
+
+        from vllm_mtp.lab.verify import run_verification
+        from vllm_mtp.lab.verify_options import VerifyOptions
+
+        options = VerifyOptions(
+            model=model,
+            speculative_config=_parse_object("speculative-config", speculative_config),
+            prompts=prompts,
+            num_prompts=num_prompts,
+            max_tokens=max_tokens,
+            num_samples=samples,
+            sampled_tokens=sampled_tokens,
+            dtype=dtype,
+            tie_tolerance=tie_tolerance,
+            false_alarm_rate=false_alarm_rate,
+            engine_args=_parse_object("engine-args", engine_args),
+            output=output,
+        )
+        report = run_verification(options, Console())
+    if not report["is_exact"]:
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _parse_object(field: str, text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{field}: {text!r} is not allowed; must be a JSON object")
+    return value
