@@ -72,8 +72,8 @@ class MTPPlusConfig(BaseModel):
             "How draft tokens of sampled requests are chosen; greedy requests get the "
             "most likely one. `greedy`: that, too. `probabilistic`: drawn from the "
             "draft distribution, which accepts more and keeps a row of it for each "
-            "draft token. `auto`: drawn on Model Runner V1; on V2, where the rows of "
-            "all requests that could run are kept, greedy."
+            "draft token. `auto`: drawn on Model Runner V1; on V2, which keeps rows of "
+            "all requests that could run, where they take at most 1 % of the memory."
         ),
     )
     draft_vocab: str = Field(
@@ -239,7 +239,8 @@ class SplitOptions(NamedTuple):
         """
         shared = self.own.model_dump(include=set(SHARED_KEYS))
         if shared["draft_sample_method"] == AUTO:
-            shared["draft_sample_method"] = "greedy"  # what V2 does then
+            # Drawn drafts are ours on V1; on V2 it is decided when all is known.
+            shared["draft_sample_method"] = "greedy"
         options = {
             KEEPS_CACHED_BLOCK: num_mtp_layers == 1,
             **self.passthrough,

@@ -127,7 +127,8 @@ def test_greedy_texts_equal_and_hardly_a_draft_is_cut(
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_sampled_texts_are_valid(temperature: float) -> None:
-    spec = {"method": "mtp_plus"}
+    # Not the default one: on a busy machine it may find that drafting does not pay.
+    spec = {"method": "mtp_plus", "controller": "random"}
     with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
         check_valid(generate(llm, temperature))
         count = CutDrafts(llm)

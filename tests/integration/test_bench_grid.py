@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.terminal import hear_ctrl_c
+
 PROGRAM = Path(sys.executable).with_name("vllm-mtp")
 CONTENDERS = ["none", "mtp K=1", "mtp_plus"]
 CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
@@ -62,6 +64,7 @@ def interrupt_after_the_first_rounds(folder: Path) -> int:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     )
     try:
         deadline = time.monotonic() + 200

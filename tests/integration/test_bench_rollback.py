@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.terminal import hear_ctrl_c
+
 PROGRAM = str(Path(sys.executable).with_name("vllm-mtp"))
 TINY = ["--batches", "1,3", "--draft-lengths", "1,2", "--layers", "2", "--repeats", "2"]
 TIMEOUT_S = 300
@@ -70,6 +72,7 @@ def test_control_c_leaves_no_file(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     ) as process:
         assert process.stdout is not None
         assert "copy bandwidth" in process.stdout.readline()

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from vllm_mtp.cli import bench_small
+from vllm_mtp.cli.arguments import ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import (
     DEFAULT_DRAFT_LENGTH,
-    DEFAULT_FIXED_DRAFT_LENGTH,
     MAX_DRAFT_LENGTH,
 )
 
@@ -75,12 +76,7 @@ def rollback(
 
 @app.command()
 def steps(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelOption = None,
     contender: Annotated[
         list[str] | None,
         typer.Option(
@@ -255,134 +251,5 @@ def grid(
         run_grid_bench(options, Console())
 
 
-@app.command()
-def crossing(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
-    draft_length: Annotated[
-        int, typer.Option(help="K of vLLM's own mtp, with the table and without.")
-    ] = DEFAULT_FIXED_DRAFT_LENGTH,
-    threshold: Annotated[
-        int, typer.Option(help="Largest batch for which vLLM's table drafts.")
-    ] = 4,
-    request_tokens: Annotated[
-        int, typer.Option(help="Tokens of the shortest of the eight requests.")
-    ] = 12,
-    waves: Annotated[int, typer.Option(help="Times that a round fills up.")] = 2,
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each contender.")] = 5,
-    output: Annotated[
-        Path, typer.Option(help="Folder for crossing-<hardware>.json.")
-    ] = Path(),
-) -> None:
-    """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
-    from vllm_mtp.lab.demo_servers import ServerError
-
-    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
-        from rich.console import Console
-
-        from vllm_mtp.lab.crossing_bench import CrossingOptions, run_crossing_bench
-
-        options = CrossingOptions(
-            model=model,
-            draft_length=draft_length,
-            threshold=threshold,
-            request_tokens=request_tokens,
-            num_waves=waves,
-            num_repeats=repeats,
-            output=output,
-        )
-        run_crossing_bench(options, Console())
-
-
-@app.command()
-def off(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Requests at a time, comma-separated.")
-    ] = "1,16",
-    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each engine.")] = 7,
-    output: Annotated[Path, typer.Option(help="Folder for off-<hardware>.json.")] = (
-        Path()
-    ),
-) -> None:
-    """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
-    from vllm_mtp.lab.demo_servers import ServerError
-
-    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
-        from rich.console import Console
-
-        from vllm_mtp.lab.grid_options import parse_list
-        from vllm_mtp.lab.off_bench import OffOptions, run_off_bench
-
-        options = OffOptions(
-            model=model,
-            concurrencies=parse_list("concurrency", concurrency, int),
-            request_tokens=request_tokens,
-            num_repeats=repeats,
-            output=output,
-        )
-        run_off_bench(options, Console())
-
-
-@app.command()
-def drafting(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
-    draft_length: Annotated[int, typer.Option(help="K of every contender.")] = (
-        DEFAULT_FIXED_DRAFT_LENGTH
-    ),
-    concurrency: Annotated[
-        str, typer.Option(help="Requests at a time, comma-separated.")
-    ] = "1,8",
-    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
-    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 64,
-    warm_ups: Annotated[
-        int, typer.Option(help="Untimed rounds, in which the vocabulary is learnt.")
-    ] = 6,
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each contender.")] = 5,
-    draft_vocab: Annotated[
-        Path | None, typer.Option(help="A list, for one more contender.")
-    ] = None,
-    label: Annotated[str, typer.Option(help="Part of the result's name.")] = "",
-    output: Annotated[
-        Path, typer.Option(help="Folder for drafting-<label>-<hardware>.json.")
-    ] = Path(),
-) -> None:
-    """Compare drafts: whole and small vocabulary, greedy and drawn, all at one K."""
-    from vllm_mtp.lab.demo_servers import ServerError
-
-    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
-        from rich.console import Console
-
-        from vllm_mtp.lab.drafting_bench import DraftingOptions, run_drafting_bench
-        from vllm_mtp.lab.grid_options import parse_list
-
-        options = DraftingOptions(
-            model=model,
-            draft_length=draft_length,
-            concurrencies=parse_list("concurrency", concurrency, int),
-            temperature=temperature,
-            top_p=top_p,
-            request_tokens=request_tokens,
-            num_warm_ups=warm_ups,
-            num_repeats=repeats,
-            draft_vocab=draft_vocab,
-            label=label,
-            output=output,
-        )
-        run_drafting_bench(options, Console())
+for command in (bench_small.crossing, bench_small.off, bench_small.drafting):
+    app.command()(command)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_mtp.cli.arguments import ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
 
@@ -16,12 +17,7 @@ INTERRUPTED = "interrupted; the servers are stopped"
 
 
 def demo(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelOption = None,
     methods: Annotated[
         str, typer.Option(help="Comma-separated; `none` must be among them.")
     ] = "none,mtp,mtp_plus",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vllm_mtp.cli.arguments import ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -73,12 +74,7 @@ def replay(
 @app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelOption = None,
     controller: Annotated[
         str, typer.Option(help="random tries every draft length: best for replays.")
     ] = "random",

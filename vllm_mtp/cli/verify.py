@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 from vllm_mtp.config import ConfigError
 
@@ -63,8 +64,7 @@ def verify(
     """
     from vllm_mtp.lab.demo_servers import ServerError
 
-    interrupted = "interrupted; all engines are stopped"
-    with errors_to_exit_codes(ServerError, interrupted=interrupted):
+    with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from vllm_mtp.lab.verify import run_verification

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 app = typer.Typer(
@@ -17,12 +18,7 @@ app = typer.Typer(
 @app.command()
 def build(
     output: Annotated[Path, typer.Argument(help="List to write (JSON).")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelOption = None,
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -77,12 +73,7 @@ def build(
 
 @app.command()
 def compare(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelOption = None,
     draft_length: Annotated[int, typer.Option(help="K of every contender.")] = 3,
     concurrency: Annotated[int, typer.Option(help="Requests of a round.")] = 16,
     request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 192,
@@ -100,8 +91,7 @@ def compare(
     """
     from vllm_mtp.lab.demo_servers import ServerError
 
-    interrupted = "interrupted; all engines are stopped"
-    with errors_to_exit_codes(ServerError, interrupted=interrupted):
+    with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from vllm_mtp.lab.vocabulary_bench import (

@@ -4,6 +4,8 @@ Counted in draft passes and decided by what every rank sees alike, never by a cl
 ranks of one model must multiply by the same rows in the same step.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
@@ -55,20 +57,25 @@ class VocabularyPolicy:
             self.vocabulary.expect(prompt_token_ids)
             self._has_new_prompts = True
 
-    def before_drafting(self) -> str | None:
+    def before_drafting(self, count: Callable[[], None]) -> str | None:
         """Prepare a draft pass; nothing else may move rows.
+
+        Args:
+            count: Tells the vocabulary of tokens that were committed meanwhile. Called
+                where they are about to matter: most passes go without.
 
         Returns:
             What the user should know, in a sentence, now and then.
         """
         self._steps_to_warning -= 1
         if self._is_fixed:
-            return self._complaint()
+            return self._complaint(count)
         self._steps_to_refresh -= 1
         num_spared = STEPS_BETWEEN_REFRESHES - STEPS_BEFORE_NEW_PROMPTS_COUNT
         if self._steps_to_refresh <= (num_spared if self._has_new_prompts else 0):
             self._steps_to_refresh = STEPS_BETWEEN_REFRESHES
             self._has_new_prompts = False
+            count()
             self.vocabulary.refresh()
             if self._may_switch:
                 self._switch()
@@ -79,10 +86,11 @@ class VocabularyPolicy:
         needed = TOO_LITTLE_COVERAGE if self.is_active else ENOUGH_COVERAGE
         self.is_active = num_tokens >= MIN_TOKENS and share >= needed
 
-    def _complaint(self) -> str | None:
+    def _complaint(self, count: Callable[[], None]) -> str | None:
         if self._steps_to_warning > 0:
             return None
         self._steps_to_warning = STEPS_BETWEEN_REFRESHES
+        count()
         share, num_tokens = self.vocabulary.coverage()
         if num_tokens < MIN_TOKENS_TO_COMPLAIN or share >= POOR_COVERAGE:
             return None

@@ -58,6 +58,11 @@ class DraftConstraints:
         ):
             self._sampling = sampling_metadata
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether a request of this pass has any; the same on all ranks."""
+        return self._sampling is not None
+
     def end_pass(self) -> None:
         """No more draft steps."""
         self._sampling = None

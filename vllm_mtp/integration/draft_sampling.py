@@ -2,23 +2,62 @@
 
 from typing import Any
 
+import torch
+from vllm.platforms import current_platform
+
+from vllm_mtp.config import AUTO
 from vllm_mtp.integration.settings import settings_of
+
+DRAWN = "probabilistic"
+MAX_CACHE_SHARE = 0.01
+"""Of the device's memory, for the draft distributions that Model Runner V2 keeps."""
+
+
+def choose_method(vllm_config: Any) -> None:
+    """Decide for Model Runner V2 what ``auto`` means, in the finished config.
+
+    V2 keeps a row of the whole vocabulary for each draft token of each request that
+    could run: 0.6 GB for 256 requests, K = 8 and 152k tokens in bfloat16. Drawn drafts
+    are worth that where memory is plenty. V1 keeps a row of the draft vocabulary for
+    each draft token of a step, and is told by us.
+    """
+    speculation = vllm_config.speculative_config
+    if (
+        settings_of(vllm_config).draft_sample_method == AUTO
+        and vllm_config.use_v2_model_runner
+        and not _drafts_its_own_way(speculation)
+        and not speculation.use_local_argmax_reduction
+        and _cache_bytes(vllm_config) <= MAX_CACHE_SHARE * _device_bytes()
+    ):
+        speculation.draft_sample_method = DRAWN
 
 
 def draws_drafts(vllm_config: Any) -> bool:
-    """Whether this engine draws drafts of sampled requests from the proposal.
-
-    By itself where the proposal is kept cheaply: on Model Runner V1 a row of the draft
-    vocabulary for each draft token of a step. Model Runner V2 keeps rows of the whole
-    vocabulary for every request that it could serve: gigabytes, so there it is the
-    user's choice, as for models whose MTP layers draft in a way of their own.
-    """
+    """Whether this engine draws drafts of sampled requests from the proposal."""
     method = settings_of(vllm_config).draft_sample_method
     speculation = vllm_config.speculative_config
-    if method == "auto":
-        return not (
-            vllm_config.use_v2_model_runner
-            or speculation.use_gemma4_mtp()
-            or speculation.use_step3p5_mtp()
-        )
-    return method == "probabilistic"
+    if method == AUTO and not vllm_config.use_v2_model_runner:
+        return not _drafts_its_own_way(speculation)
+    return bool(speculation.draft_sample_method == DRAWN)
+
+
+def can_choose_instead(vllm_config: Any) -> bool:
+    """Whether a step's drafts can be chosen although they would be drawn."""
+    return not vllm_config.use_v2_model_runner
+
+
+def _drafts_its_own_way(speculation: Any) -> bool:
+    return bool(speculation.use_gemma4_mtp() or speculation.use_step3p5_mtp())
+
+
+def _cache_bytes(vllm_config: Any) -> int:
+    model = vllm_config.model_config
+    num_rows: int = (
+        vllm_config.scheduler_config.max_num_seqs * vllm_config.num_speculative_tokens
+    )
+    itemsize = torch.empty(0, dtype=model.head_dtype).itemsize
+    return num_rows * int(model.get_vocab_size()) * itemsize
+
+
+def _device_bytes() -> int:
+    return int(current_platform.get_device_total_memory())

@@ -100,8 +100,8 @@ class VocabularyDrafting:
         """A draft pass begins: rows may move now, and at no other time."""
         if self._policy is None:
             return
-        self._count(self._policy.vocabulary)
-        warning = self._policy.before_drafting()
+        vocabulary = self._policy.vocabulary
+        warning = self._policy.before_drafting(lambda: self._count(vocabulary))
         if warning is not None:
             logger.warning("%s", warning)
         self.is_active = self._policy.is_active

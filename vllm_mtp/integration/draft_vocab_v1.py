@@ -54,7 +54,7 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         drafting = self.draft_vocab
         assert drafting is not None
-        if drafting.reduces_top_tokens:
+        if drafting.reduces_top_tokens and not drafting.constraints.are_needed:
             with drafting.top_tokens():
                 choices = self.model.compute_logits(hidden_states)
         else:

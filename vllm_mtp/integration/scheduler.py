@@ -25,7 +25,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
-from vllm_mtp.integration.draft_sampling import draws_drafts
+from vllm_mtp.integration.draft_sampling import can_choose_instead, draws_drafts
 from vllm_mtp.integration.early_stop import (
     ScoredDraftTokenIds,
     directed,
@@ -318,13 +318,16 @@ class MTPPlusScheduler(_ControlledScheduler):
         """Of the draft tokens that came last."""
         self._waiting_outcome: StepOutcome | None = None
         self._draws_drafts = draws_drafts(self.vllm_config)
+        self._chooses_to_compare = self._draws_drafts and can_choose_instead(
+            self.vllm_config
+        )
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._hear_with_depth(None)
         output = super().schedule(*args, **kwargs)
         if not output.num_spec_tokens_to_schedule:
             return output
-        chooses = self._draws_drafts and self._is_comparing
+        chooses = self._is_comparing and self._chooses_to_compare
         return directed(output, self._stop_rule, chooses)
 
     def _hear(self, outcome: StepOutcome) -> None:
@@ -343,7 +346,8 @@ class MTPPlusScheduler(_ControlledScheduler):
         return self._confidences.get(request_id, ())
 
     def _can_compare_drafts(self) -> bool:
-        return True
+        config = self.vllm_config
+        return not draws_drafts(config) or can_choose_instead(config)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -365,7 +369,7 @@ class MTPPlusScheduler(_ControlledScheduler):
         """
         if request_id in self._still_waiting:
             return False
-        if self._is_comparing:
+        if self._is_comparing and self._chooses_to_compare:
             return True
         traits = self._traits.get(request_id)  # none before its prompt is through
         return not self._draws_drafts or (traits is not None and traits.is_greedy)

@@ -1,5 +1,6 @@
 """When the draft vocabulary is used."""
 
+import pytest
 import torch
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary, Shard
@@ -30,7 +31,7 @@ def commit(vocabulary: DraftVocabulary, token_ids: list[int], num_tokens: int) -
 
 def draft(policy: VocabularyPolicy, num_passes: int = STEPS_BETWEEN_REFRESHES) -> None:
     for _ in range(num_passes):
-        assert policy.before_drafting() is None
+        assert policy.before_drafting(lambda: None) is None
 
 
 def test_the_whole_head_is_used_until_enough_is_known() -> None:
@@ -51,7 +52,7 @@ def test_the_whole_head_comes_back_when_the_text_is_not_covered() -> None:
     draft(policy)
     assert policy.is_active
     commit(vocabulary, [1] * 24 + [60], 4 * MIN_TOKENS)
-    policy.before_drafting()
+    policy.before_drafting(lambda: None)
     assert policy.is_active, "96 %: below what begins, above what ends"
     draft(policy)
     commit(vocabulary, [40, 41, 42, 43, 44, 45, 46, 47, 48], 4 * MIN_TOKENS)
@@ -99,7 +100,9 @@ def test_a_list_stays_and_is_complained_about_if_it_is_poor() -> None:
     assert policy.is_active
     assert set(vocabulary.token_ids.tolist()) == set(range(10, 18))
     commit(vocabulary, [10, 11, 12, 60], 8)
-    said = [policy.before_drafting() for _ in range(4 * STEPS_BETWEEN_REFRESHES)]
+    said = [
+        policy.before_drafting(lambda: None) for _ in range(4 * STEPS_BETWEEN_REFRESHES)
+    ]
     (complaint,) = filter(None, said)
     assert "covers only 75 % of the tokens" in complaint
 
@@ -109,3 +112,20 @@ def test_a_good_list_is_not_complained_about() -> None:
     commit(vocabulary, [1, 2, 3], 3 * MIN_TOKENS_TO_COMPLAIN)
     draft(policy)
     assert policy.is_active
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_committed_tokens_are_counted_where_they_matter(is_fixed: bool) -> None:
+    """Before rows are chosen, or coverage is looked at: once in many passes."""
+    policy, vocabulary = make_policy(is_fixed=is_fixed)
+    num_counts = 0
+
+    def count() -> None:
+        nonlocal num_counts
+        num_counts += 1
+        commit(vocabulary, [1], MIN_TOKENS)
+
+    for _ in range(STEPS_BETWEEN_REFRESHES):
+        policy.before_drafting(count)
+    assert num_counts == 1
+    assert vocabulary.coverage()[1] > 0

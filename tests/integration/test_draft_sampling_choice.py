@@ -1,0 +1,70 @@
+"""What ``draft_sample_method: "auto"`` means, by runner, model and memory.
+
+Model Runner V2 needs a GPU, so its configs are stubs with as much as is looked at.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_mtp.config import MTPPlusConfig
+from vllm_mtp.integration import draft_sampling
+from vllm_mtp.integration.draft_sampling import choose_method, draws_drafts
+from vllm_mtp.integration.settings import SETTINGS_KEY
+
+GIB = 2**30
+
+
+def config(
+    method: str = "auto", *, v2: bool, max_num_seqs: int = 256, **own: Any
+) -> Any:
+    """Of a model with 152k tokens in bfloat16 at K = 8."""
+    flags = {
+        "use_gemma4_mtp": False,
+        "use_step3p5_mtp": False,
+        "use_local_argmax_reduction": False,
+    } | own
+    reduces = flags.pop("use_local_argmax_reduction")
+    settings = MTPPlusConfig(draft_sample_method=method)
+    speculation = SimpleNamespace(
+        draft_sample_method="greedy" if method == "auto" else method,
+        use_local_argmax_reduction=reduces,
+        **{name: (lambda value=value: value) for name, value in flags.items()},
+    )
+    return SimpleNamespace(
+        additional_config={SETTINGS_KEY: settings.model_dump(mode="json")},
+        speculative_config=speculation,
+        use_v2_model_runner=v2,
+        num_speculative_tokens=8,
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        model_config=SimpleNamespace(
+            head_dtype=torch.bfloat16, get_vocab_size=lambda: 152_064
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "gib", "is_drawn"),
+    [
+        (config(v2=False), 16, True),
+        (config(v2=False, use_gemma4_mtp=True), 16, False),
+        (config(v2=True), 80, True),
+        (config(v2=True), 48, False),
+        (config(v2=True, max_num_seqs=1024), 141, False),
+        (config(v2=True, use_step3p5_mtp=True), 80, False),
+        (config(v2=True, use_local_argmax_reduction=True), 80, False),
+        (config("greedy", v2=True), 80, False),
+        (config("greedy", v2=False), 80, False),
+        (config("probabilistic", v2=True), 16, True),
+    ],
+)
+def test_drafts_are_drawn_where_the_memory_for_it_is_small(
+    given: Any, gib: int, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_sampling, "_device_bytes", lambda: gib * GIB)
+    choose_method(given)
+    assert draws_drafts(given) == is_drawn
+    v2_draws = given.speculative_config.draft_sample_method == "probabilistic"
+    assert v2_draws == (is_drawn and given.use_v2_model_runner)
