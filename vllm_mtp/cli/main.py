@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_mtp.cli import bench, demo, model, options, trace, verify, vocab
+from vllm_mtp.cli import bench, demo, model, options, plan, trace, verify, vocab
 
 app = typer.Typer(
     name="vllm-mtp",
@@ -11,6 +11,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(options.options)
+app.command()(plan.plan)
 app.command()(verify.verify)
 app.add_typer(bench.app)
 app.add_typer(model.app)
