@@ -2,7 +2,17 @@
 
 import typer
 
-from vllm_mtp.cli import bench, demo, model, options, plan, trace, verify, vocab
+from vllm_mtp.cli import (
+    bench,
+    demo,
+    doctor,
+    model,
+    options,
+    plan,
+    trace,
+    verify,
+    vocab,
+)
 
 app = typer.Typer(
     name="vllm-mtp",
@@ -10,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(verify.verify)

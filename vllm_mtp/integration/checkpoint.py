@@ -45,7 +45,7 @@ def count_mtp_layers(model_config: Any) -> int:
     Raises:
         ConfigError: the model has none.
     """
-    draft_config = _draft_hf_config(model_config)
+    draft_config = draft_hf_config(model_config)
     num_layers = getattr(draft_config, "n_predict", None)
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(
@@ -70,7 +70,7 @@ def check_mtp_weights(model_config: Any, load_format: str) -> None:
     Raises:
         ConfigError: names the first missing layer and the weights looked for.
     """
-    patterns = _weight_patterns(_draft_hf_config(model_config))
+    patterns = weight_patterns(draft_hf_config(model_config))
     if not patterns or load_format not in _READABLE_LOAD_FORMATS:
         return
     names = get_safetensors_params_metadata(
@@ -88,12 +88,13 @@ def check_mtp_weights(model_config: Any, load_format: str) -> None:
             )
 
 
-def _draft_hf_config(model_config: Any) -> Any:
+def draft_hf_config(model_config: Any) -> Any:
+    """The config of the draft model that vLLM makes of a target's."""
     # vLLM rewrites the config in place into that of the draft model.
     return SpeculativeConfig.hf_config_override(copy.deepcopy(model_config.hf_config))
 
 
-def _weight_patterns(draft_config: Any) -> list[str]:
+def weight_patterns(draft_config: Any) -> list[str]:
     """One pattern per MTP layer; none for a family whose names are not known."""
     pattern = _WEIGHT_PATTERNS.get(draft_config.architectures[0])
     if pattern is None:

@@ -1,0 +1,149 @@
+"""``vllm-mtp doctor``: every fault that it knows, through the command line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from tests.support.random_checkpoints import write_checkpoint
+from vllm_mtp.cli.main import app
+from vllm_mtp.integration import compat
+
+MLP = "model.mtp_layers.0.mlp.down_proj.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report."""
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    return [
+        f"{each['topic']}: {each['text']}"
+        for each in report["findings"]
+        if each["level"] == "problem"
+    ]
+
+
+@pytest.mark.parametrize("family", ["mimo", "deepseek_v3", "glm4_moe", "ernie45_moe"])
+def test_a_healthy_checkpoint_is_ready(family: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, family)
+    code, report = doctor(str(tmp_path))
+    assert problems(report) == []
+    assert code == 0
+    assert report["is_healthy"]
+    topics = [each["topic"] for each in report["findings"]]
+    assert topics == ["vLLM", "kernels", "model", "family", "weights", "memory"]
+
+
+def test_a_model_without_mtp_layers(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "mimo", num_mtp_layers=0)
+    code, report = doctor(str(tmp_path))
+    assert code == 1
+    (problem,) = problems(report)
+    assert "has no MTP layers" in problem
+
+
+def test_promised_layers_that_are_missing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "mimo", mtp_weights="missing")
+    code, report = doctor(str(tmp_path))
+    assert code == 1
+    (problem,) = problems(report)
+    assert "missing: model.mtp_layers.0.* (none of its weights is there)" in problem
+
+
+def zero(tensors: Tensors) -> None:
+    tensors[MLP].zero_()
+
+
+def put_nan(tensors: Tensors) -> None:
+    tensors[MLP][0, 0] = torch.nan
+
+
+def transpose(tensors: Tensors) -> None:
+    tensors[MLP] = tensors[MLP].t().contiguous()
+
+
+def quantize_away(tensors: Tensors) -> None:
+    tensors[MLP] = tensors[MLP].sign() * 0.01
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (zero, f"weights: zero: {MLP}"),
+        (put_nan, f"weights: not finite: {MLP}"),
+        (transpose, f"weights: wrong shape: {MLP}"),
+        (quantize_away, f"weights: rounded away: {MLP}"),
+    ],
+)
+def test_damaged_weights_are_named(
+    damage: Callable[[Tensors], None], words: str, tmp_path: Path
+) -> None:
+    path = write_checkpoint(tmp_path, "mimo") / "model.safetensors"
+    tensors = load_file(path)
+    damage(tensors)
+    save_file(tensors, path)
+    code, report = doctor(str(tmp_path))
+    assert code == 1
+    (problem,) = problems(report)
+    assert problem.startswith(words)
+
+
+def test_a_vllm_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, "mimo")
+    monkeypatch.setattr(compat, "version", lambda _: "0.31.0")
+    code, report = doctor(str(tmp_path))
+    assert code == 1
+    (problem,) = problems(report)
+    assert problem.startswith("vLLM: vllm 0.31.0 is too old")
+
+
+def test_an_unknown_family_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_mtp.integration import checkpoint
+
+    write_checkpoint(tmp_path, "mimo")
+    monkeypatch.setattr(checkpoint, "_WEIGHT_PATTERNS", {})
+    monkeypatch.setattr("vllm_mtp.lab.doctor.TRIED_FAMILIES", frozenset())
+    code, report = doctor(str(tmp_path))
+    assert code == 0
+    notes = [each["text"] for each in report["findings"] if each["level"] == "note"]
+    assert any("MiMoMTPModel is unknown here" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("/nowhere", "is neither a folder with a checkpoint nor a name"),
+        (None, "holds no config.json"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_sentence(
+    name: str | None, words: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, ["doctor", name or str(tmp_path)])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_standard_output_is_the_report_and_nothing_else() -> None:
+    command = str(Path(sys.executable).with_name("vllm-mtp"))
+    done = subprocess.run(
+        [command, "doctor", "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["is_healthy"]

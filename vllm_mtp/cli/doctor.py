@@ -1,0 +1,39 @@
+"""``vllm-mtp doctor``: see doctor.py in lab/."""
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a report (JSON) instead of lines.")
+    ] = False,
+) -> None:
+    """Look for what stands in the way of serving a model with its MTP layers.
+
+    Exit code 0: nothing. 1: a problem was found. 2: wrong input.
+    """
+    # What vLLM says on the way is not the report.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    with errors_to_exit_codes(interrupted="interrupted"):
+        from rich.console import Console
+
+        from vllm_mtp.lab.doctor import run_doctor
+
+        report = run_doctor(model, None if as_json else Console())
+        if as_json:
+            typer.echo(json.dumps(report, indent=2))
+    if not report["is_healthy"]:
+        raise typer.Exit(FAILED_EXIT_CODE)

@@ -1,0 +1,152 @@
+"""What stands in the way of serving a model with its MTP layers, found before serving.
+
+Report (JSON)::
+
+    is_healthy                no finding is a problem
+    findings[]                level ("ok", "note" or "problem"), topic, text
+    provenance
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.drafting.vocabulary import default_num_rows
+from vllm_mtp.integration.doctor import (
+    MachineFacts,
+    ModelFacts,
+    machine_facts,
+    model_facts,
+)
+from vllm_mtp.lab.demo_plan import resolve_model
+from vllm_mtp.lab.provenance import collect_provenance
+from vllm_mtp.lab.weight_health import Header, examine, read_headers, weight_bytes
+
+TRIED_FAMILIES = frozenset(
+    {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
+)
+"""Draft architectures that this repository's tests run; others are expected to work."""
+WAITING_MIB = 256
+"""Most memory that the inputs of resting MTP layers take (`integration/pause.py`)."""
+
+Level = Literal["ok", "note", "problem"]
+COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+class Finding(NamedTuple):
+    """One thing that the doctor looked at."""
+
+    level: Level
+    topic: str
+    text: str
+
+
+def run_doctor(model: str | None, console: Console | None) -> dict[str, Any]:
+    """Examine a model and this machine.
+
+    Args:
+        model: Folder, hub name, or None for the bundled checkpoint.
+        console: Where to print; None for nowhere.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    name = resolve_model(model)
+    findings = [*_of_machine(machine_facts()), *_of_model(name)]
+    report = {
+        "is_healthy": all(each.level != "problem" for each in findings),
+        "findings": [each._asdict() for each in findings],
+        "provenance": collect_provenance(sys.argv),
+    }
+    if console is not None:
+        _print(findings, console)
+    return report
+
+
+def _of_machine(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.vllm_problems:
+        yield from (Finding("problem", "vLLM", each) for each in facts.vllm_problems)
+    else:
+        text = f"{facts.vllm_version} has everything that {METHOD} is built on"
+        yield Finding("ok", "vLLM", text)
+    usable = [name for name, why in facts.kernels.items() if why is None]
+    text = f"rollback on {facts.device} by {', '.join(usable)}"
+    if usable == ["reference"]:
+        reasons = "; ".join(f"{n}: {why}" for n, why in facts.kernels.items() if why)
+        yield Finding("note", "kernels", f"{text} alone ({reasons})")
+    else:
+        yield Finding("ok", "kernels", text)
+
+
+def _of_model(name: str) -> Iterator[Finding]:
+    try:
+        facts = model_facts(name)
+    except ConfigError as error:
+        yield Finding("problem", "model", str(error))
+        return
+    layers = f"{facts.num_mtp_layers} MTP layer(s)"
+    text = f"{facts.architecture} with {layers}, drafted by {facts.draft_architecture}"
+    yield Finding("ok", "model", text)
+    yield _of_family(facts)
+    yield from _of_weights(facts)
+
+
+def _of_family(facts: ModelFacts) -> Finding:
+    family = facts.draft_architecture
+    if family in TRIED_FAMILIES:
+        return Finding("ok", "family", f"{family} is run by this package's tests")
+    if facts.mtp_patterns:
+        text = f"{family} is expected to work; no test of this package runs it"
+        return Finding("note", "family", text)
+    text = f"{family} is unknown here: vLLM may be able to draft with it, untried"
+    return Finding("note", "family", text)
+
+
+def _of_weights(facts: ModelFacts) -> Iterator[Finding]:
+    headers = read_headers(facts.folder) if facts.folder is not None else {}
+    if not headers:
+        text = "no safetensors files on this machine, so weights were not looked at"
+        yield Finding("note", "weights", text)
+        return
+    if not facts.mtp_patterns:
+        text = "it is not known which weights are the MTP layers': not looked at"
+        yield Finding("note", "weights", text)
+        return
+    problems = list(examine(headers, facts.mtp_patterns))
+    for each in problems:
+        text = f"{each.kind}: {each.weight} ({each.detail})"
+        yield Finding("problem", "weights", text)
+    if not problems:
+        yield Finding("ok", "weights", "all there, with numbers like the trunk's")
+    yield _of_memory(facts, headers)
+
+
+def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
+    own = weight_bytes(headers, facts.mtp_patterns) / 2**20
+    rows = default_num_rows(facts.vocab_size, 1) or 0
+    copies = rows * facts.hidden_size * facts.dtype_bytes / 2**20
+    share = facts.num_mtp_layers / facts.num_hidden_layers
+    return Finding(
+        "ok",
+        "memory",
+        f"{own:.0f} MiB of MTP weights, {copies:.0f} MiB for the draft vocabulary, at "
+        f"most {WAITING_MIB} MiB while drafting rests; the KV cache of a token grows "
+        f"by {share:.1%}",
+    )
+
+
+def _print(findings: list[Finding], console: Console) -> None:
+    for each in findings:
+        line = Text.assemble(
+            (f"{each.level:8}", COLOURS[each.level]), f"{each.topic}: {each.text}"
+        )
+        console.print(line)
+    num_problems = sum(each.level == "problem" for each in findings)
+    if num_problems:
+        console.print(f"{num_problems} problem(s): see above.", highlight=False)
+    else:
+        console.print(f"Ready for {METHOD}.", highlight=False)
