@@ -147,3 +147,29 @@ def test_standard_output_is_the_report_and_nothing_else() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["is_healthy"]
+
+
+def test_the_probe_predicts_a_speedup(tmp_path: Path) -> None:
+    code, report = doctor("--probe", "--dtype", "float32")
+    assert code == 0, problems(report)
+    probe = report["probe"]
+    survival = probe["survival"]
+    assert 0.4 < survival[0] < 1.0
+    assert survival == sorted(survival, reverse=True)
+    by_length = {each["draft_length"]: each for each in probe["lengths"]}
+    assert by_length[0]["predicted_speedup"] == 1.0
+    best = by_length[probe["best_draft_length"]]
+    assert best["predicted_speedup"] == probe["predicted_speedup"]
+    topics = [each["topic"] for each in report["findings"]]
+    assert topics[-3:] == ["acceptance", "cost", "prediction"]
+
+
+def test_the_probe_finds_weights_in_the_wrong_place(tmp_path: Path) -> None:
+    """Nothing in the file tells them from right ones."""
+    write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
+    code, report = doctor(str(tmp_path))
+    assert code == 0
+    code, report = doctor(str(tmp_path), "--probe", "--dtype", "float32")
+    assert code == 1
+    (problem,) = problems(report)
+    assert problem.startswith("acceptance:")

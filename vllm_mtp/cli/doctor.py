@@ -16,6 +16,17 @@ def doctor(
             help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
         ),
     ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            help="Also start an engine: measure acceptance and costs on a few prompts "
+            "and predict the best K and its speedup."
+        ),
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="Of the probe's engine.")] = "auto",
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Requests at a time in the probe.")
+    ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a report (JSON) instead of lines.")
     ] = False,
@@ -27,12 +38,15 @@ def doctor(
     # What vLLM says on the way is not the report.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    with errors_to_exit_codes(interrupted="interrupted"):
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted="interrupted"):
         from rich.console import Console
 
-        from vllm_mtp.lab.doctor import run_doctor
+        from vllm_mtp.lab.doctor import ProbeOptions, run_doctor
 
-        report = run_doctor(model, None if as_json else Console())
+        probing = ProbeOptions(dtype, concurrency) if probe else None
+        report = run_doctor(model, probing, None if as_json else Console())
         if as_json:
             typer.echo(json.dumps(report, indent=2))
     if not report["is_healthy"]:

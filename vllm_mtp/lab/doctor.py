@@ -4,11 +4,12 @@ Report (JSON)::
 
     is_healthy                no finding is a problem
     findings[]                level ("ok", "note" or "problem"), topic, text
+    probe                     null, or what was tried (`doctor_probe`)
     provenance
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from vllm_mtp.integration.doctor import (
     model_facts,
 )
 from vllm_mtp.lab.demo_plan import resolve_model
+from vllm_mtp.lab.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
 from vllm_mtp.lab.provenance import collect_provenance
 from vllm_mtp.lab.weight_health import Header, examine, read_headers, weight_bytes
 
@@ -37,6 +39,13 @@ Level = Literal["ok", "note", "problem"]
 COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
+class ProbeOptions(NamedTuple):
+    """How drafts are tried."""
+
+    dtype: str = "auto"
+    concurrency: int = 1
+
+
 class Finding(NamedTuple):
     """One thing that the doctor looked at."""
 
@@ -45,21 +54,31 @@ class Finding(NamedTuple):
     text: str
 
 
-def run_doctor(model: str | None, console: Console | None) -> dict[str, Any]:
+def run_doctor(
+    model: str | None, probing: ProbeOptions | None, console: Console | None
+) -> dict[str, Any]:
     """Examine a model and this machine.
 
     Args:
         model: Folder, hub name, or None for the bundled checkpoint.
+        probing: How to try drafts; None for not at all.
         console: Where to print; None for nowhere.
 
     Raises:
         ConfigError: There is no such model.
+        ServerError: The engine of the probe failed.
     """
     name = resolve_model(model)
     findings = [*_of_machine(machine_facts()), *_of_model(name)]
+    probe = None
+    # What is broken need not be tried.
+    if probing is not None and _is_healthy(findings):
+        probe = run_probe(name, probing.dtype, probing.concurrency, console)
+        findings += _of_probe(probe)
     report = {
-        "is_healthy": all(each.level != "problem" for each in findings),
+        "is_healthy": _is_healthy(findings),
         "findings": [each._asdict() for each in findings],
+        "probe": probe and probe.as_json(),
         "provenance": collect_provenance(sys.argv),
     }
     if console is not None:
@@ -137,6 +156,42 @@ def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
         f"most {WAITING_MIB} MiB while drafting rests; the KV cache of a token grows "
         f"by {share:.1%}",
     )
+
+
+def _of_probe(probe: ProbeResult) -> Iterator[Finding]:
+    shares = " ".join(f"{each:.2f}" for each in probe.survival)
+    first = probe.survival[0]
+    if first < NEXT_TO_NOTHING:
+        yield Finding(
+            "problem",
+            "acceptance",
+            f"{first:.1%} of first draft tokens were accepted: MTP weights that were "
+            "lost, damaged or exchanged look like this",
+        )
+    else:
+        yield Finding("ok", "acceptance", f"survival by position: {shares}")
+    base, best = probe.lengths[0], probe.best
+    yield Finding(
+        "ok",
+        "cost",
+        f"a step without drafts takes {base.step_seconds * 1e3:.1f} ms, a draft step "
+        f"{probe.draft_cost:.1%} of that",
+    )
+    if not best.draft_length:
+        text = "no draft length pays at this concurrency: drafting will rest"
+        yield Finding("note", "prediction", text)
+        return
+    relative = best.step_seconds / base.step_seconds
+    yield Finding(
+        "ok",
+        "prediction",
+        f"best K {best.draft_length}: {best.acceptance_length:.2f} tokens in "
+        f"{relative:.2f} steps, {best.predicted_speedup:.2f} times as fast as without",
+    )
+
+
+def _is_healthy(findings: Sequence[Finding]) -> bool:
+    return all(each.level != "problem" for each in findings)
 
 
 def _print(findings: list[Finding], console: Console) -> None:
