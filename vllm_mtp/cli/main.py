@@ -4,6 +4,7 @@ import typer
 
 from vllm_mtp.cli import (
     bench,
+    compare,
     demo,
     doctor,
     model,
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Lossless speculative decoding with a model's own MTP layers, for vLLM.",
     no_args_is_help=True,
 )
+app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(options.options)
