@@ -139,6 +139,26 @@ def test_the_server_reports_its_acceptance(server: Server, client: OpenAI) -> No
     assert 0 < accepted < drafted
 
 
+def test_a_response_says_what_became_of_its_drafts(
+    client: OpenAI, reference: Reference
+) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=list(reference.prompts[0]),
+        max_tokens=48,
+        temperature=0,
+        extra_body={"vllm_xargs": {"mtp_plus_k": 3}},
+    )
+    assert answer.model_extra is not None
+    drafts = answer.model_extra["metrics"]["speculative_decoding"]
+    num_steps = drafts["num_spec_steps"]
+    assert 0 < drafts["num_accepted_draft_tokens"] < drafts["num_draft_tokens"]
+    assert drafts["num_draft_tokens"] == 3 * num_steps
+    histogram = drafts["acceptance_histogram"]
+    assert sum(histogram) == num_steps
+    assert histogram[4:] == [0] * (len(histogram) - 4)
+
+
 def test_a_request_may_switch_its_drafts_off_and_a_bad_wish_is_status_400(
     client: OpenAI, reference: Reference, texts: list[str]
 ) -> None:

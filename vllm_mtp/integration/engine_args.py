@@ -40,6 +40,8 @@ from vllm_mtp.integration.settings import SETTINGS_KEY
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Top-level aliases of vLLM for keys of the speculative config."""
 
+_REQUEST_METRICS = "per_request_spec_decode_metrics"
+
 _originals: dict[str, Any] = {}
 """vLLM's own functions by name while the seam is installed."""
 
@@ -79,6 +81,7 @@ def _wrap_create_engine_config(
                 _refuse_user_classes(self)
                 # Mistakes in the options, before the model's config is even read.
                 _split(self)
+                _report_per_request(self)
                 config = original(self, *args, **kwargs)
                 _finish(config)
                 return config
@@ -121,7 +124,13 @@ def _is_ours(args: EngineArgs) -> bool:
 
 
 def _snapshot(args: EngineArgs) -> dict[str, Any]:
-    names = ("speculative_config", "additional_config", "spec_method", *_FLAGS)
+    names = (
+        "speculative_config",
+        "additional_config",
+        "spec_method",
+        _REQUEST_METRICS,
+        *_FLAGS,
+    )
     return {name: getattr(args, name) for name in names}
 
 
@@ -161,6 +170,16 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
         **args.additional_config,
         SETTINGS_KEY: split.own.model_dump(mode="json"),
     }
+
+
+def _report_per_request(args: EngineArgs) -> None:
+    """Responses say what became of their drafts, unless more is asked for.
+
+    Which costs a count for each verified draft; "none" is vLLM's default and cannot be
+    told from a user's wish.
+    """
+    if getattr(args, _REQUEST_METRICS) == "none":
+        setattr(args, _REQUEST_METRICS, "summary")
 
 
 def _check_draft_vocab(own: MTPPlusConfig, model_config: Any) -> None:

@@ -62,7 +62,7 @@ def run_verification(options: VerifyOptions, console: Console) -> dict[str, Any]
     """
     model = resolve_model(options.model)
     texts = _read_texts(model, options)
-    longest = PROMPT_TOKENS + max(options.max_tokens, options.sampled_tokens + 1)
+    longest = PROMPT_TOKENS + max(options.max_tokens, options.sampled_tokens)
     size = EngineSize(model, longest, SEATS, options.dtype, KV_CACHE_MIB)
     answers = {}
     with log_folder() as logs, exit_on_signals():
@@ -100,13 +100,11 @@ def _ask(
     prompts = [ids[:PROMPT_TOKENS] for ids in tokenized if ids]
     if not prompts:
         raise ConfigError("prompts: all of them are empty")
-    console.print(f"{engine.name}: greedy texts", highlight=False)
     greedy = {"temperature": 0.0, "max_tokens": options.max_tokens}
     if is_target:
         greedy["logprobs"] = NUM_LIKELIEST
     asked = {"greedy": [{"prompt": prompt, "sampling": greedy} for prompt in prompts]}
-    # One token more than is compared: the last one of a text is never a draft's.
-    length = {"max_tokens": options.sampled_tokens + 1}
+    length = {"max_tokens": options.sampled_tokens}
     for setting, sampling in SAMPLED_SETTINGS.items():
         request = {"prompt": prompts[SAMPLED_PROMPT], "sampling": sampling | length}
         asked[setting] = [request] * options.num_samples
