@@ -1,8 +1,11 @@
 """Options that several subcommands have."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
+
+from vllm_mtp.config import ConfigError
 
 ModelOption = Annotated[
     str | None,
@@ -13,3 +16,18 @@ ModelOption = Annotated[
 """A checkpoint."""
 
 ENGINES_INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
+
+
+def parse_object(field: str, text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{field}: {text!r} is not allowed; must be a JSON object")
+    return value

@@ -7,6 +7,7 @@ from vllm_mtp.cli import (
     compare,
     demo,
     doctor,
+    evaluate,
     model,
     options,
     plan,
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(compare.compare)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.command("eval")(evaluate.evaluate)
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(verify.verify)

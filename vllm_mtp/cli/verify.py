@@ -1,14 +1,12 @@
 """``vllm-mtp verify``: see verify.py in lab/."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, parse_object
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
-from vllm_mtp.config import ConfigError
 
 
 def verify(
@@ -72,7 +70,7 @@ def verify(
 
         options = VerifyOptions(
             model=model,
-            speculative_config=_parse_object("speculative-config", speculative_config),
+            speculative_config=parse_object("speculative-config", speculative_config),
             prompts=prompts,
             num_prompts=num_prompts,
             max_tokens=max_tokens,
@@ -81,24 +79,9 @@ def verify(
             dtype=dtype,
             tie_tolerance=tie_tolerance,
             false_alarm_rate=false_alarm_rate,
-            engine_args=_parse_object("engine-args", engine_args),
+            engine_args=parse_object("engine-args", engine_args),
             output=output,
         )
         report = run_verification(options, Console())
     if not report["is_exact"]:
         raise typer.Exit(FAILED_EXIT_CODE)
-
-
-def _parse_object(field: str, text: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{field}: {text!r} is not allowed; must be a JSON object")
-    return value

@@ -7,6 +7,7 @@ outlives a benchmark that was killed::
 
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
     {"command": "tokenize", "texts": [...]}
+    {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4}
     {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
@@ -24,6 +25,7 @@ import json
 import os
 import resource
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -41,7 +43,15 @@ from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
 from vllm_mtp.integration.bench_split import timed_parts
 
-COMMANDS = ("tokenize", "round", "begin", "step", "result", "generate")
+COMMANDS = (
+    "tokenize",
+    "tokenize_chats",
+    "round",
+    "begin",
+    "step",
+    "result",
+    "generate",
+)
 
 
 class BenchEngine:
@@ -87,6 +97,19 @@ class BenchEngine:
         """Token ids of texts, without special tokens."""
         tokenizer = self.engine.get_tokenizer()
         encoded = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return {"token_ids": encoded}
+
+    def tokenize_chats(
+        self, conversations: Sequence[Sequence[Mapping[str, str]]]
+    ) -> dict[str, Any]:
+        """Token ids of conversations that wait for an answer."""
+        tokenizer = self.engine.get_tokenizer()
+        encoded = [
+            tokenizer.apply_chat_template(
+                list(each), add_generation_prompt=True, return_dict=False
+            )
+            for each in conversations
+        ]
         return {"token_ids": encoded}
 
     def begin(
@@ -152,12 +175,15 @@ class BenchEngine:
 
         Returns:
             ``answers``, one for each request: its ``token_ids`` and, if asked for, the
-            ``logprobs`` of the likeliest tokens at each of them (pairs). ``drafts``:
+            ``logprobs`` of the likeliest tokens at each of them (pairs); ``metrics``,
+            vLLM's of its drafts, if the engine keeps them; ``seconds`` to its end.
+            ``drafts``:
             verifications of a request that had draft tokens; ``drafted`` and
             ``accepted``: those tokens, and those of them kept.
         """
         self.totals.clear()
-        answers: dict[str, dict[str, list[Any]]] = {
+        started_at_s = time.perf_counter()
+        answers: dict[str, dict[str, Any]] = {
             self.add_request(request): {"token_ids": [], "logprobs": []}
             for request in requests
         }
@@ -166,6 +192,10 @@ class BenchEngine:
                 answer, new = answers[output.request_id], output.outputs[0]
                 answer["token_ids"] += new.token_ids
                 answer["logprobs"] += map(_pairs, new.logprobs or ())
+                if output.finished:
+                    kept = new.spec_decode_metrics
+                    answer["metrics"] = None if kept is None else kept.to_dict()
+                    answer["seconds"] = time.perf_counter() - started_at_s
         return {
             "answers": list(answers.values()),
             "drafts": self.totals.num_drafts,
@@ -182,8 +212,7 @@ class BenchEngine:
             first, last = allowed
             options["allowed_token_ids"] = list(range(first, last + 1))
         sampling = SamplingParams(
-            **options,
-            ignore_eos=True,
+            **{"ignore_eos": True} | options,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -131,19 +131,23 @@ class _ControlledScheduler(Scheduler):
         self._is_comparing = False
         """That step drafts what will be compared, not verified."""
         self._traits: dict[str, _RequestTraits] = {}
+        self._pinned: set[str] = set()
+        """Requests that fix a draft length above 0."""
         self._max_lookahead = self.num_lookahead_tokens
 
     def _can_compare_drafts(self) -> bool:
         return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        may_draft = self.controller.may_draft() or self._is_any_pinned()
-
+        may_draft = self.controller.may_draft() or bool(self._pinned)
         self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
         return super().schedule(*args, **kwargs)
 
-    def _is_any_pinned(self) -> bool:
-        return any(t.pinned_draft_length for t in self._traits.values())
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        if request.request_id in self.requests:
+            # Before its first step, so that slots for its drafts are reserved then.
+            self._traits_of(request)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         for request_id in scheduler_output.finished_req_ids:
@@ -157,6 +161,7 @@ class _ControlledScheduler(Scheduler):
     def _forget(self, request_id: str) -> None:
         self._draft_lengths.pop(request_id, None)
         self._traits.pop(request_id, None)
+        self._pinned.discard(request_id)
         if self._unseen is not None:
             self._unseen.forget(request_id)
 
@@ -230,6 +235,8 @@ class _ControlledScheduler(Scheduler):
         if traits is None:
             traits = _RequestTraits(request, self.num_spec_tokens)
             self._traits[request.request_id] = traits
+            if traits.pinned_draft_length:
+                self._pinned.add(request.request_id)
         return traits
 
     def _decide(self, decoding: list[DecodeRequest]) -> DraftDecision:
@@ -240,7 +247,7 @@ class _ControlledScheduler(Scheduler):
             return DraftDecision(0, {}, "prefill")
         decision = self.controller.decide(decoding)
         if not self.num_lookahead_tokens:
-            # A pin that came in with this very step: no slots yet, from the next on.
+            # No slots were reserved, whatever the controller says now.
             lengths = dict.fromkeys(decision.num_draft_tokens, 0)
             return DraftDecision(0, lengths, decision.reason)
         return decision

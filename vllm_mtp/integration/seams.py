@@ -65,6 +65,7 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam("core", _SCHED + "scheduler.Scheduler.schedule"),
+    Seam("core", _SCHED + "scheduler.Scheduler.add_request", ("request",)),
     Seam("core", _SCHED + "async_scheduler.AsyncScheduler"),
     Seam(
         "core",

@@ -54,6 +54,8 @@ class EvalFile(BaseModel):
     """K of every request, or the controller's choice."""
     temperature: float
     max_tokens: int
+    seconds: float = 0.0
+    """All of it took; pauses are not counted."""
     records: tuple[PromptRecord, ...] = Field(min_length=1)
     provenance: dict[str, Any] = {}
 
