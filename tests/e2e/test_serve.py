@@ -147,7 +147,7 @@ def test_a_response_says_what_became_of_its_drafts(
         prompt=list(reference.prompts[0]),
         max_tokens=48,
         temperature=0,
-        extra_body={"vllm_xargs": {"mtp_plus_k": 3}},
+        extra_body={"ignore_eos": True, "vllm_xargs": {"mtp_plus_k": 3}},
     )
     assert answer.model_extra is not None
     drafts = answer.model_extra["metrics"]["speculative_decoding"]

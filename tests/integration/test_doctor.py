@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tests.support.random_checkpoints import write_checkpoint
+from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from vllm_mtp.cli.main import app
 from vllm_mtp.integration import compat
 
@@ -169,6 +169,9 @@ def test_the_probe_finds_weights_in_the_wrong_place(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
     code, report = doctor(str(tmp_path))
     assert code == 0
+    words = [" ".join(f"t{token}" for token in ids) for ids in random_prompts(6)]
+    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(words)]
+    (tmp_path / "heldout_prompts.jsonl").write_text("\n".join(lines))
     code, report = doctor(str(tmp_path), "--probe", "--dtype", "float32")
     assert code == 1
     (problem,) = problems(report)

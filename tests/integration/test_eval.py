@@ -129,7 +129,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         *("--port", str(port), "--host", "127.0.0.1"),
         *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8"),
         *("--kv-cache-memory-bytes", str(64 * 2**20), "--enforce-eager"),
-        *("--spec-method", "mtp_plus"),
+        # As the engine of `eval`: a vocabulary that is learnt depends on the past.
+        *("--speculative-config", '{"method": "mtp_plus", "draft_vocab": "full"}'),
     ]
     log = tmp_path_factory.mktemp("serve") / "server.log"
     running = Server("mtp_plus", command, port, log)

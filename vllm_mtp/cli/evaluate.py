@@ -47,7 +47,7 @@ def evaluate(
     max_model_len: Annotated[int, typer.Option(help="Of an engine of our own.")] = 2048,
     speculative_config: Annotated[
         str, typer.Option(help="Of an engine of our own (JSON).")
-    ] = '{"method": "mtp_plus"}',
+    ] = '{"method": "mtp_plus", "draft_vocab": "full"}',
 ) -> None:
     """Measure acceptance prompt by prompt, to be compared by `vllm-mtp compare`."""
     from vllm_mtp.lab.demo_servers import ServerError

@@ -15,7 +15,7 @@ class ExplorationOptions(NamedTuple):
 
     fraction: float = 0.010
     """Of the time that probes may cost in the long run."""
-    comparing_fraction: float = 0.006
+    comparing_fraction: float = 0.004
     """The same while nothing is verified, if drafts can be compared: cheaper probes."""
     grant_steps: float = 4.0
     """Budget at the start, in step times."""

@@ -46,7 +46,7 @@ class DraftConstraints:
         token_ids: torch.Tensor,
     ) -> None:
         """A step has committed these tokens; vLLM's lists do not have them yet."""
-        self._newest = [token_ids.long()]
+        self._newest = [token_ids]
 
     def begin_pass(self, sampling_metadata: Any) -> None:
         """Draft steps for the requests of this metadata begin."""

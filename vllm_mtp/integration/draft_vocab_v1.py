@@ -104,9 +104,11 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
     def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
         output = sample(*args, **kwargs)
         if drafter.draft_vocab is not None:
-            token_ids = output.sampled_token_ids
-            discarded = runner.discard_request_mask.gpu[: token_ids.shape[0]]
-            committed = token_ids.masked_fill(discarded[:, None], -1)
+            committed = output.sampled_token_ids
+            num_requests = committed.shape[0]
+            if runner.discard_request_mask.np[:num_requests].any():
+                discarded = runner.discard_request_mask.gpu[:num_requests]
+                committed = committed.masked_fill(discarded[:, None], -1)
             drafter.draft_vocab.observe(committed)
             if drafter.draft_vocab.constraints is not None:
                 drafter.draft_vocab.constraints.commit(committed)

@@ -31,7 +31,8 @@ def run_compare(
     Raises:
         ConfigError: A file cannot be used, or they are not of the same thing.
     """
-    comparison = compare(*map(read_eval_file, paths), options)
+    base, new = map(read_eval_file, paths)
+    comparison = compare(base, new, options)
     console.print(_table(comparison))
     console.print(verdict(comparison), highlight=False)
     for kind, path in outputs.items():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from vllm_mtp.acceptance import expected_acceptance_length, speedup
-from vllm_mtp.config import METHOD
+from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import read_prompts
 from vllm_mtp.lab.demo_servers import exit_on_signals
@@ -109,7 +109,12 @@ def run_probe(
 def _prompts(engine: EngineProcess, model: str, concurrency: int) -> list[list[int]]:
     texts = [each.text for each in read_prompts(model, max(NUM_PROMPTS, concurrency))]
     tokenized = engine.ask("tokenize", texts=texts)["token_ids"]
-    return [ids[:PROMPT_TOKENS] for ids in tokenized if ids]
+    prompts = [ids[:PROMPT_TOKENS] for ids in tokenized if ids]
+    if not prompts:
+        raise ConfigError(
+            f"model: the tokenizer of {model} knows no word of the prompts"
+        )
+    return prompts
 
 
 def _play(
@@ -159,7 +164,8 @@ def conclude(rounds: Mapping[int, Sequence[Mapping[str, Any]]]) -> ProbeResult:
 
 
 def _step_s(rounds: Sequence[Mapping[str, Any]]) -> float:
-    return median(each["decode_seconds"] / each["decode_steps"] for each in rounds)
+    seconds = [float(r["decode_seconds"] / r["decode_steps"]) for r in rounds]
+    return median(seconds)
 
 
 def _draft_s(figures: Mapping[str, Any]) -> float:

@@ -1,8 +1,9 @@
 """Acceptance on a set of prompts, prompt by prompt, to be compared between commits.
 
-Requests fix their draft length (K = 3 unless told otherwise), so that what is measured
-depends on the model and its MTP layers and not on how fast a machine happens to be; at
-temperature 0 two runs of the same model then give the same counts.
+Requests fix their draft length (K = 3 unless told otherwise) and an engine of our own
+drafts from the whole vocabulary, so that what is measured depends on the model and its
+MTP layers and not on how fast a machine is or what it served before; at temperature 0
+two runs of the same model then give the same counts.
 
 Finished prompts are kept in ``OUTPUT.partial`` until all are: the same command
 continues an evaluation that was interrupted.
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.config import FULL, METHOD, ConfigError
 from vllm_mtp.lab.demo_plan import resolve_model
 from vllm_mtp.lab.eval_backends import Backend, Sampling, ServerBackend, started_engine
 from vllm_mtp.lab.eval_file import EvalFile, PromptRecord
@@ -69,7 +70,7 @@ class EvalOptions:
     dtype: str = "auto"
     max_model_len: int = 2048
     speculative_config: dict[str, Any] = field(
-        default_factory=lambda: {"method": METHOD}
+        default_factory=lambda: {"method": METHOD, "draft_vocab": FULL}
     )
 
     def __post_init__(self) -> None:

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from vllm_mtp.config import ConfigError
 
-FORMAT = 1
-
 
 class PromptRecord(BaseModel):
     """What became of the drafts of one prompt.
@@ -47,7 +45,7 @@ class EvalFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     model: str
     prompts_sha256: str
     draft_length: int | Literal["auto"]

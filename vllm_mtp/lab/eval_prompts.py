@@ -58,7 +58,7 @@ def load_prompts(
     own = Path(model) / PROMPTS_FILE
     path = source or (own if own.is_file() else BUILT_IN)
     rows = _data_set(path) if path.is_dir() else _lines(path)
-    prompts = []
+    prompts: list[EvalPrompt] = []
     for number, (place, row) in enumerate(rows, 1):
         if len(prompts) == num_prompts:
             break

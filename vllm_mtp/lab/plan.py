@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from vllm_mtp.acceptance import (
     expected_acceptance_length,
     relative_step_time,
@@ -216,9 +218,8 @@ def roofline_times(cost: RooflineCost, context_tokens: int) -> StepTimes:
 
     def times(batch: int, draft_length: int) -> StepTime:
         context = float(batch * context_tokens)
-        plain_s = float(cost.verify_s(batch, batch, context, True))
-        rows = batch * (draft_length + 1)
-        verifying_s = float(cost.verify_s(batch, rows, context, True))
+        rows = np.array([batch, batch * (draft_length + 1)], dtype=float)
+        plain_s, verifying_s = map(float, cost.verify_s(batch, rows, context, True))
         drafting_s = cost.draft_s(batch, draft_length, context)
         return StepTime(verifying_s / plain_s, (verifying_s + drafting_s) / plain_s)
 

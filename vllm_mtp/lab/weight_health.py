@@ -177,7 +177,7 @@ def _examine_numbers(
         yield Problem("zero", name, f"{zeros:.2%} of its numbers")
         return
     if numbers.numel() >= MANY_NUMBERS:
-        num_values = len(numbers.unique())
+        num_values = len(torch.unique(numbers))
         if num_values <= FEW_VALUES:
             detail = f"{num_values} different numbers in {numbers.numel()}"
             yield Problem("rounded away", name, detail)
@@ -195,12 +195,14 @@ def _read(name: str, headers: Mapping[str, Header]) -> torch.Tensor:
     header = headers[name]
     with safe_open(header.file, framework="pt") as tensors:
         if not header.shape:
-            return tensors.get_tensor(name).float().flatten()
+            scalar: torch.Tensor = tensors.get_tensor(name).float().flatten()
+            return scalar
         part = tensors.get_slice(name)
         num_rows = header.shape[0]
         row_bytes = 4 * prod(header.shape[1:])
         num_read = max(1, min(num_rows, MAX_BYTES_PER_TENSOR // max(row_bytes, 1)))
         if num_read == num_rows:
-            return part[:].float().flatten()
+            whole: torch.Tensor = part[:].float().flatten()
+            return whole
         starts = torch.linspace(0, num_rows - 1, num_read).long().tolist()
         return torch.cat([part[i : i + 1].float().flatten() for i in starts])
