@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tests.support.random_checkpoints import random_prompts, write_checkpoint
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.cli.main import app
 from vllm_mtp.integration import compat
 
@@ -166,12 +167,18 @@ def test_the_probe_predicts_a_speedup(tmp_path: Path) -> None:
 
 def test_the_probe_finds_weights_in_the_wrong_place(tmp_path: Path) -> None:
     """Nothing in the file tells them from right ones."""
-    write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
+    for file in BUNDLED_CHECKPOINT.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(0)
+    for name in (name for name in tensors if ".mtp_layers." in name):
+        order = torch.randperm(tensors[name].numel(), generator=generator)
+        shuffled = tensors[name].flatten()[order]
+        tensors[name] = shuffled.view_as(tensors[name])
+    save_file(tensors, path, metadata={"format": "pt"})
     code, report = doctor(str(tmp_path))
     assert code == 0
-    words = [" ".join(f"t{token}" for token in ids) for ids in random_prompts(6)]
-    lines = [json.dumps({"id": str(i), "text": text}) for i, text in enumerate(words)]
-    (tmp_path / "heldout_prompts.jsonl").write_text("\n".join(lines))
     code, report = doctor(str(tmp_path), "--probe", "--dtype", "float32")
     assert code == 1
     (problem,) = problems(report)
