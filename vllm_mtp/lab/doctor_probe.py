@@ -24,9 +24,9 @@ from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.request_options import FLAT_KEY
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
-NUM_REPEATS = 3
+NUM_REPEATS = 2
 NUM_PROMPTS = 6
-PROMPT_TOKENS, REQUEST_TOKENS = 96, 48
+PROMPT_TOKENS, REQUEST_TOKENS = 96, 40
 NEXT_TO_NOTHING = 0.1
 """First-position acceptance that no intact MTP layer has on ordinary text."""
 
@@ -96,13 +96,13 @@ def run_probe(
         engine.answer(START_TIMEOUT_S)
         prompts = _prompts(engine, model, concurrency)
         rounds: dict[int, list[Mapping[str, Any]]] = {k: [] for k in LENGTHS}
-        for repeat in range(NUM_REPEATS + 1):
+        _play(engine, prompts, max(LENGTHS), concurrency)  # warms up
+        for repeat in range(NUM_REPEATS):
             if console is not None:
-                console.print(f"probe: round {repeat + 1} of {NUM_REPEATS + 1}")
+                console.print(f"probe: round {repeat + 1} of {NUM_REPEATS}")
             for draft_length in LENGTHS:
                 figures = _play(engine, prompts, draft_length, concurrency)
-                if repeat:  # the first one warms up
-                    rounds[draft_length].append(figures)
+                rounds[draft_length].append(figures)
     return conclude(rounds)
 
 
