@@ -40,6 +40,10 @@ from vllm_mtp.records import (
 
 _Key = TypeVar("_Key")
 
+_MAX_STOPPING = 64
+"""Requests up to which drafts are left to the worker. In a larger batch they all need
+other depths, so little is gained, and the rule is worked out request by request."""
+
 _SEARCH_ALONE_S = 0.4e-3
 _SEARCH_S = 1.2e-3
 """What looking for a plan takes on a slow core, for one request and for several."""
@@ -158,7 +162,8 @@ class GoodputController:
             self._replan()
         lengths, reason, drafted_for = self._choose()
         depth = lengths.plan.depth
-        if self.options.stops_early and depth and reason == "exploit" and not any(pins):
+        may_stop = self.options.stops_early and len(ids) <= _MAX_STOPPING
+        if may_stop and depth and reason == "exploit" and not any(pins):
             return self._until_it_does_not_pay(requests)
         if lengths.plan.is_uniform:
             chosen = dict.fromkeys(ids, depth)

@@ -5,28 +5,21 @@ chain survives is known better than when the draft length was chosen. Another st
 made if the tokens that it promises, and the steps after it, are worth their price. At
 the end each request keeps the part of its draft that is worth verifying.
 
+Plain Python on purpose: it runs between two draft steps, when nothing is in the caches,
+and for a few requests a dozen calls of NumPy took a tenth of a draft step.
+
 Lossless: both are decided from proposal distributions, never from what is drawn from
 them or from what the target will say.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vllm_mtp.acceptance import MAX_CONFIDENCE
+from vllm_mtp.acceptance import MAX_CONFIDENCE, logistic
 from vllm_mtp.records import DraftChances, StopRule
-
-Array = NDArray[Any]
 
 _NEVER = -20.0
 """Log-odds of what is never accepted."""
-
-
-def _logistic(log_odds: Array) -> Array:
-    result: Array = 1.0 / (1.0 + np.exp(-log_odds))
-    return result
 
 
 def lower_hull(prices: Sequence[float]) -> list[float]:
@@ -44,10 +37,38 @@ def lower_hull(prices: Sequence[float]) -> list[float]:
                 break
             hull.pop()
         hull.append(right)
-    result: list[float] = np.interp(
-        np.arange(len(prices)), hull, [prices[i] for i in hull]
-    ).tolist()
+    result = [prices[0]]
+    for left, right in pairwise(hull):
+        slope = (prices[right] - prices[left]) / (right - left)
+        result += (prices[right] - slope * i for i in range(right - left - 1, -1, -1))
     return result
+
+
+class _Chain:
+    """The draft of one request."""
+
+    __slots__ = ("accepted", "alive", "best", "chances", "length")
+
+    def __init__(self, chances: DraftChances) -> None:
+        self.chances = chances
+        self.alive = 1.0
+        """Probability that all tokens so far are accepted."""
+        self.accepted = 0.0
+        """Tokens that are expected to be."""
+        self.best = 0.0
+        """Most that a part of the draft is worth: accepted tokens less their price."""
+        self.length = 0
+        """Of that part."""
+
+    def extend(self, position: int, confidence: float, price: float) -> None:
+        log_odds, slope, _ = self.chances
+        # Broken weights give NaN, which nobody is sure of.
+        sure = min(confidence, MAX_CONFIDENCE) if confidence == confidence else 0.0
+        self.alive *= logistic(log_odds[position] + slope * sure)
+        self.accepted += self.alive
+        worth = self.accepted - price
+        if worth > self.best:
+            self.best, self.length = worth, position + 1
 
 
 class EarlyStop:
@@ -65,21 +86,12 @@ class EarlyStop:
                 not depend on it, nor on what follows from it.
         """
         self._step_price = rule.step_price
+        # [depth + 1]
         prices = rule.verify_prices
+        self._prices = lower_hull(prices) if are_drawn else prices
         self._depth = depth = len(prices) - 1
         hopeless = DraftChances((_NEVER,) * depth, 0.0, (0.0,) * depth)
-        chances = [rule.chances.get(i, hopeless) for i in request_ids]
-        # [num_requests, depth]
-        self._log_odds = np.array([each.log_odds for each in chances])
-        self._unseen = np.array([each.unseen for each in chances])
-        # [num_requests]
-        self._slopes = np.array([each.slope for each in chances])
-        # [depth + 1]
-        self._prices = np.array(lower_hull(prices) if are_drawn else prices)
-        self._alive = np.ones(len(request_ids))
-        self._accepted = np.zeros(len(request_ids))
-        # [num_requests, depth + 1]: expected accepted tokens less their price
-        self._worth = np.zeros((len(request_ids), depth + 1))
+        self._chains = [_Chain(rule.chances.get(i, hopeless)) for i in request_ids]
         self._num_drafted = 0
 
     def goes_on(self, confidences: Sequence[float]) -> bool:
@@ -88,30 +100,31 @@ class EarlyStop:
         Args:
             confidences: Of the tokens drafted just now, ``[num_requests]``.
         """
-        self._learn(np.array(confidences))
-        drafted = self._num_drafted
-        if drafted == self._depth:
-            return False
-        known = self._worth[:, : drafted + 1].max(axis=1, keepdims=True)
-        survival = self._alive[:, None] * self._unseen[:, drafted:].cumprod(axis=1)
-        accepted = self._accepted[:, None] + survival.cumsum(axis=1)
-        worth = np.maximum.accumulate(accepted - self._prices[drafted + 1 :], axis=1)
-        gains = np.maximum(worth, known).sum(axis=0) - known.sum()
-        steps = np.arange(1, len(gains) + 1)
-        return bool((gains > self._step_price * steps).any())
+        position = self._num_drafted
+        self._num_drafted = drafted = position + 1
+        price = self._prices[drafted]
+        for chain, confidence in zip(self._chains, confidences, strict=True):
+            chain.extend(position, confidence, price)
+        gains = self._gains(drafted)
+        return any(
+            gain > self._step_price * (number + 1) for number, gain in enumerate(gains)
+        )
 
-    def _learn(self, confidences: Array) -> None:
-        # Broken weights give NaN, which nobody is sure of.
-        confidences = np.minimum(np.nan_to_num(confidences), MAX_CONFIDENCE)
-        log_odds = self._log_odds[:, self._num_drafted]
-        self._alive *= _logistic(log_odds + self._slopes * confidences)
-        self._accepted += self._alive
-        self._num_drafted += 1
-        price = self._prices[self._num_drafted]
-        self._worth[:, self._num_drafted] = self._accepted - price
+    def _gains(self, drafted: int) -> list[float]:
+        """What 1, 2, .. more draft steps promise all requests together."""
+        gains = [0.0] * (self._depth - drafted)
+        prices = self._prices[drafted + 1 :]
+        for chain in self._chains:
+            alive, accepted = chain.alive, chain.accepted
+            known = best = chain.best
+            unseen = chain.chances.unseen[drafted:]
+            for number, (chance, price) in enumerate(zip(unseen, prices, strict=True)):
+                alive *= chance
+                accepted += alive
+                best = max(best, accepted - price)
+                gains[number] += best - known
+        return gains
 
     def lengths(self) -> list[int]:
         """Draft tokens of each request that are worth verifying."""
-        worth = self._worth[:, : self._num_drafted + 1]
-        found: list[int] = worth.argmax(axis=1).tolist()
-        return found
+        return [chain.length for chain in self._chains]

@@ -34,15 +34,10 @@ class _Drafts:
         # draft steps x [num_reqs, vocab_size]; empty where drafts are greedy
         self.probs: list[torch.Tensor] = []
 
-    def note(
-        self,
-        # [num_reqs]
-        confidences: torch.Tensor,
-    ) -> None:
-        noted = confidences.tolist()
-        self.confidences.append(noted)
+    def note(self, confidences: list[float]) -> None:
+        self.confidences.append(confidences)
         if self.stop is not None:
-            self.is_long_enough = not self.stop.goes_on(noted)
+            self.is_long_enough = not self.stop.goes_on(confidences)
 
 
 class StopsEarly(SpecDecodeBaseProposer):
