@@ -11,7 +11,7 @@ outlives a benchmark that was killed::
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4}
     {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
-    {"command": "step"}                                     until is_done, then
+    {"command": "step", "seconds": 0.2}                     until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
     {"command": "stop"}
@@ -134,10 +134,13 @@ class BenchEngine:
             self._round.parts = self._timers.enter_context(timed_parts(self._runner))
         return {}
 
-    def step(self) -> dict[str, Any]:
-        """One step of the round."""
+    def step(self, seconds: float = 0.0) -> dict[str, Any]:
+        """A step of the round, and more of them as long as these seconds last."""
         assert self._round is not None, "step before begin"
+        end_s = self._round.clock.seconds + seconds
         is_done = not self._round.step()
+        while not is_done and self._round.clock.seconds < end_s:
+            is_done = not self._round.step()
         return {"is_done": is_done, "seconds": self._round.clock.seconds}
 
     def result(self) -> dict[str, Any]:
