@@ -11,6 +11,7 @@ from vllm_mtp.cli import (
     model,
     options,
     plan,
+    report,
     trace,
     verify,
     vocab,
@@ -27,6 +28,7 @@ app.command()(doctor.doctor)
 app.command("eval")(evaluate.evaluate)
 app.command()(options.options)
 app.command()(plan.plan)
+app.command()(report.report)
 app.command()(verify.verify)
 app.add_typer(bench.app)
 app.add_typer(model.app)

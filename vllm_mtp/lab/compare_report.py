@@ -1,15 +1,17 @@
 """A comparison as a table, as Markdown for a pull request and as JUnit XML for CI."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.lab.compare import LENGTH, CompareOptions, Comparison, Figure, compare
-from vllm_mtp.lab.eval_file import read_eval_file
-from vllm_mtp.lab.provenance import replacing, write_json
+from vllm_mtp.lab.eval_file import EvalFile, read_eval_file
+from vllm_mtp.lab.provenance import collect_provenance, replacing, write_json
 
 COLUMNS = ("figure", "base", "new", "difference", "interval", "verdict")
 
@@ -33,18 +35,32 @@ def run_compare(
     """
     base, new = map(read_eval_file, paths)
     comparison = compare(base, new, options)
-    console.print(_table(comparison))
-    console.print(verdict(comparison), highlight=False)
+    print_comparison(comparison, console)
     for kind, path in outputs.items():
         if path is None:
             continue
         if kind == "json":
-            write_json(path, comparison.as_json())
+            write_json(path, comparison.as_json() | _origin(paths, base))
         else:
             text = {"markdown": markdown, "junit": junit}[kind](comparison)
             with replacing(path) as pending:
                 pending.write_text(text, encoding="utf-8")
     return comparison
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """A table of all figures and a sentence."""
+    console.print(_table(comparison))
+    console.print(verdict(comparison), highlight=False)
+
+
+def _origin(paths: Sequence[Path], base: EvalFile) -> dict[str, Any]:
+    """What was compared, where and when."""
+    return {
+        "model": base.model,
+        "files": [path.name for path in paths],
+        "provenance": collect_provenance(sys.argv),
+    }
 
 
 def verdict(comparison: Comparison) -> str:

@@ -75,7 +75,12 @@ def read_eval_file(path: Path) -> EvalFile:
         reason = getattr(error, "strerror", None) or "not a text"
         raise ConfigError(f"{path} cannot be read: {reason}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = f"{where}: {first['msg']}" if where else first["msg"]
+        what = first_problem(error)
         raise ConfigError(f"{path} is no evaluation of this version: {what}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong in a file, in a few words: the first field and why."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -40,6 +40,12 @@ def write_plot(result: Mapping[str, Any], path: Path) -> None:
         result: As it is written to the file.
         path: Target; an existing file is replaced in one step.
     """
+    with replacing(path) as pending:
+        draw_rollback(result).savefig(pending, format="png", dpi=DPI)
+
+
+def draw_rollback(result: Mapping[str, Any]) -> Figure:
+    """Both sweeps over batches: metadata on the left, payload on the right."""
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     centre = result["centre"]
@@ -51,8 +57,7 @@ def write_plot(result: Mapping[str, Any], path: Path) -> None:
         f"Payload, K={centre['draft_length']}, {centre['layers']} layers, "
         "all drafts rejected"
     )
-    with replacing(path) as pending:
-        figure.savefig(pending, format="png", dpi=DPI)
+    return figure
 
 
 def _metadata_sweep(result: Mapping[str, Any]) -> list[dict[str, Any]]:

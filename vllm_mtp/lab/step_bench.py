@@ -21,12 +21,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -164,7 +165,7 @@ def run_step_bench(
     result = {**summarise(options, repeats), "provenance": provenance}
     write_json(json_path, result)
     plot(result, json_path.with_suffix(".png"))
-    console.print(_table(result))
+    print_steps(result, console)
     console.print(f"Written to {json_path} and .png", markup=False)
     return result
 
@@ -267,7 +268,8 @@ def summarise(
     }
 
 
-def _table(result: dict[str, Any]) -> Table:
+def print_steps(result: Mapping[str, Any], console: Console) -> None:
+    """A line for each contender."""
     table = Table(title="Engine step time")
     table.add_column("contender")
     for title in ("step ms", f"of {result['baseline']}", "quartiles", "tokens/draft"):
@@ -281,13 +283,17 @@ def _table(result: dict[str, Any]) -> Table:
             "{:.3f} .. {:.3f}".format(*ratio["quartiles"]),
             f"{length:.2f}" if length else "-",
         )
-    return table
+    console.print(table)
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw the ratios of all repeats, a box for each contender."""
-    from matplotlib.figure import Figure
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the ratios into a PNG, whole or not at all."""
+    with replacing(path) as pending:
+        draw_steps(result).savefig(pending, dpi=140, format="png")
 
+
+def draw_steps(result: Mapping[str, Any]) -> Figure:
+    """The ratios of all repeats, a box for each contender."""
     contenders = result["contenders"]
     hardware = result["provenance"]["hardware"]
     figure = Figure(figsize=(7, 1.2 + 0.6 * len(contenders)), layout="constrained")
@@ -306,5 +312,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
         f"{options['concurrency']} at a time",
         fontsize=9,
     )
-    with replacing(path) as pending:
-        figure.savefig(pending, dpi=140, format="png")
+    return figure

@@ -43,9 +43,9 @@ def write_plots(result: Mapping[str, Any], folder: Path) -> list[str]:
         Names of the files.
     """
     figures = {
-        "replay-regret.png": _regret_figure(result),
-        "replay-depth.png": _depth_figure(result),
-        "replay-cost.png": _cost_figure(result),
+        "replay-regret.png": draw_regret(result),
+        "replay-depth.png": draw_depths(result),
+        "replay-cost.png": draw_costs(result),
     }
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
@@ -110,7 +110,8 @@ def _target_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _regret_figure(result: Mapping[str, Any]) -> Figure:
+def draw_regret(result: Mapping[str, Any]) -> Figure:
+    """Regret of every controller in every world."""
     worlds = list(dict.fromkeys(run["world"] for run in result["runs"]))
     controllers = result["options"]["controllers"]
     figure = Figure(figsize=(9, 1.6 + 0.34 * len(worlds)), layout="constrained")
@@ -135,7 +136,8 @@ def _regret_figure(result: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _depth_figure(result: Mapping[str, Any]) -> Figure | None:
+def draw_depths(result: Mapping[str, Any]) -> Figure | None:
+    """Depths step by step where something changes; None where nothing does."""
     runs = [run for run in result["runs"] if run["first_seed"] is not None]
     runs = runs[:: len(result["options"]["controllers"])][:MAX_DEPTH_PANELS]
     if not runs:
@@ -165,7 +167,8 @@ def _plot_depths(axes: Axes, run: Mapping[str, Any]) -> None:
     axes.legend(fontsize=8, loc="upper right")
 
 
-def _cost_figure(result: Mapping[str, Any]) -> Figure:
+def draw_costs(result: Mapping[str, Any]) -> Figure:
+    """Time of a target pass over rows, of all modelled machines."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     costs = result["costs"]

@@ -1,0 +1,122 @@
+"""``vllm-mtp report``: results that our commands wrote, as one page.
+
+The page holds everything that it shows: tables, pictures (SVG), style. It loads
+nothing and runs no script, so it can be mailed, attached to a pull request or printed.
+The same files give the same page, byte for byte.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.errors import ConsoleError
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.provenance import replacing
+from vllm_mtp.lab.report_kinds import KINDS
+from vllm_mtp.lab.report_page import Section, draw_all, origin_of, render_page
+from vllm_mtp.lab.report_source import (
+    EVAL,
+    DamagedError,
+    Source,
+    damaged,
+    read_sources,
+)
+
+GARBLED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+    ConsoleError,  # rich: a cell that is no text
+)
+"""What a renderer stumbles over in a file that only looks like one of ours."""
+
+
+def run_report(paths: Sequence[Path], output: Path) -> Path:
+    """Read results and write a page.
+
+    Args:
+        paths: Results, in the order in which they are shown.
+        output: Page to write; replaced as a whole.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ConfigError: A file is no result, or the page cannot be written.
+    """
+    real_output = _checked(output, paths)
+    page = render_page(make_sections(read_sources(paths)))
+    try:
+        with replacing(real_output) as pending:
+            # JSON may hold halves of characters, which no file can.
+            pending.write_text(page, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(
+            f"output: {output} cannot be written: {error.strerror or error}; must be "
+            "a file in a folder that is writable"
+        ) from None
+    return output
+
+
+def _checked(output: Path, paths: Sequence[Path]) -> Path:
+    """The file itself where a link is named: the link stays one."""
+    real = Path(os.path.realpath(output))
+    if not real.parent.is_dir():
+        refuse("output", str(output), "a file in a folder that exists")
+    if real.exists() and not real.is_file():
+        refuse("output", str(output), "a file, not a folder or a device")
+    if real in (Path(os.path.realpath(path)) for path in paths):
+        refuse("output", str(output), "another file than the results")
+    return real
+
+
+def make_sections(sources: Sequence[Source]) -> list[Section]:
+    """A section for each result; evaluations of one model share theirs.
+
+    Raises:
+        DamagedError: A file has the keys of a result, but not what belongs there.
+    """
+    groups: dict[tuple[str, str], list[Source]] = {}
+    for source in sources:
+        is_eval = source.kind == EVAL
+        own = str(source.content["model"]) if is_eval else source.name
+        groups.setdefault((source.kind, own), []).append(source)
+    titles = [_title(group) for group in groups.values()]
+    return [
+        _section(
+            group,
+            f"result-{number}",
+            # Two of a kind are told apart by their files.
+            title if titles.count(title) == 1 else f"{title}: {group[0].name}",
+        )
+        for number, (title, group) in enumerate(
+            zip(titles, groups.values(), strict=True), 1
+        )
+    ]
+
+
+def _title(sources: Sequence[Source]) -> str:
+    first = sources[0]
+    title = KINDS[first.kind].title
+    return f"{title} of {first.content['model']}" if first.kind == EVAL else title
+
+
+def _section(sources: Sequence[Source], anchor: str, title: str) -> Section:
+    kind = KINDS[sources[0].kind]
+    try:
+        body = kind.render(sources)
+        origins = [origin_of(each.name, each.content) for each in sources]
+        drawn = draw_all(body.pictures, anchor)
+    except DamagedError:
+        raise
+    except GARBLED as error:
+        raise damaged(sources, error) from error
+    return Section(
+        anchor, title, f"vllm-mtp {kind.command}", kind.meaning, body, origins, drawn
+    )
