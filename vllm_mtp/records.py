@@ -135,6 +135,20 @@ class StepOutcome:
         return sum(request.num_accepted_tokens for request in self.requests)
 
 
+class StepEstimate(NamedTuple):
+    """What a cost model thinks of a step that only decodes."""
+
+    # seconds
+    target_s: float
+    """Of the same batch without speculation."""
+    verify_s: float
+    """Of verifying its draft tokens."""
+    draft_s: float
+    """Of its draft steps."""
+    goodput: float
+    """Committed tokens per second that the plan in force promises."""
+
+
 class RejectedSlots(NamedTuple):
     """Where verification left KV of tokens that were never committed.
 

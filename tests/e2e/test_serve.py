@@ -6,6 +6,7 @@ Real processes (API server, engine core, worker), real HTTP, the real client.
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.lab.demo_servers import Server, ServerGroup, free_ports, http_get
 
 REAL_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+TALKATIVE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "1"}
 MODEL = "bundled"
 
 
@@ -41,7 +43,7 @@ def server(
     ]
     log = tmp_path_factory.mktemp("serve") / "server.log"
     server = Server("mtp_plus", command, port, log)
-    with ServerGroup([server], os.environ | REAL_PROCESSES) as group:
+    with ServerGroup([server], os.environ | REAL_PROCESSES | TALKATIVE) as group:
         group.wait_ready(timeout_s=300, report=lambda line: None)
         yield server
 
@@ -137,6 +139,62 @@ def test_the_server_reports_its_acceptance(server: Server, client: OpenAI) -> No
     drafted = totals["vllm:spec_decode_num_draft_tokens_total"]
     accepted = totals["vllm:spec_decode_num_accepted_tokens_total"]
     assert 0 < accepted < drafted
+
+
+def test_our_metrics_reconcile_with_vllms(server: Server, client: OpenAI) -> None:
+    """After the requests of the tests above, whatever they were, and these."""
+    for k in (0, 2):
+        client.completions.create(
+            model=MODEL,
+            prompt="import os",
+            max_tokens=24,
+            temperature=0,
+            extra_body={"ignore_eos": True, "vllm_xargs": {"mtp_plus_k": k}},
+        )
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(http_get(f"{server.url}/metrics")):
+        for sample in family.samples:
+            own = set(sample.labels.values()) - {MODEL, "0"}
+            label = sample.labels.get("position") or (own.pop() if own else "")
+            found.setdefault(sample.name, {})[label] = sample.value
+    vllms = {name: sum(v.values()) for name, v in found.items()}
+    ours = {
+        name.removeprefix("vllm_mtp:"): values
+        for name, values in found.items()
+        if name.startswith("vllm_mtp:")
+    }
+    drafted = sum(ours["draft_tokens_total"].values())
+    accepted = sum(ours["accepted_tokens_total"].values())
+    assert drafted == vllms["vllm:spec_decode_num_draft_tokens_total"] > 0
+    assert accepted == vllms["vllm:spec_decode_num_accepted_tokens_total"] > 0
+    assert (
+        ours["accepted_tokens_total"]
+        == found["vllm:spec_decode_num_accepted_tokens_per_pos_total"]
+    )
+    steps = ours["request_steps_total"]
+    num_drafts = sum(n for length, n in steps.items() if length not in ("", "0"))
+    assert num_drafts == vllms["vllm:spec_decode_num_drafts_total"]
+    assert sum(ours["rejected_slots_total"].values()) == drafted - accepted
+    reasons = ours["request_steps_without_draft_total"]
+    assert reasons["pinned"] >= 23, "the request with K = 0, but for its first token"
+    seconds = ours["step_seconds_total"]
+    assert min(seconds[part] for part in ("target", "draft", "prefill")) > 0
+    tokens = sum(ours["decode_tokens_total"].values())
+    beyond = 8 * vllms["vllm:request_success_total"]
+    assert 0 < tokens <= vllms["vllm:generation_tokens_total"] + beyond
+    assert 0 <= sum(ours["calibration_error"].values()) < 0.5
+
+
+def test_the_log_says_it_in_words(server: Server) -> None:
+    switched_off = "because the request switched it off"
+    deadline = time.monotonic() + 20
+    said: list[str] = []
+    while not any(switched_off in line for line in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+        lines = server.log.read_text().splitlines()
+        said = [line for line in lines if "mtp_plus: K " in line]
+    assert any("tokens/s in decode" in line for line in said)
 
 
 def test_a_response_says_what_became_of_its_drafts(

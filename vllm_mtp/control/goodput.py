@@ -35,6 +35,7 @@ from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
     RequestOutcome,
+    StepEstimate,
     StepOutcome,
 )
 
@@ -253,6 +254,43 @@ class GoodputController:
     @property
     def _is_off(self) -> bool:
         return self.plan is not None and self.plan.depth == 0
+
+    # -- explaining ---------------------------------------------------------------
+
+    def estimate(self, outcome: StepOutcome) -> StepEstimate | None:
+        """What the parts of a finished step took, as far as the cost model knows.
+
+        Returns:
+            None for steps with prefill, and for a batch of another size than the one
+            that was planned for.
+        """
+        num_requests, times = outcome.num_decode_requests, self._times
+        if outcome.num_prefill_tokens or times is None or self.plan is None:
+            return None
+        if not num_requests or request_bucket(num_requests) != self._planned_bucket:
+            return None
+        off_s = times.uniform(0, 0).seconds
+        # Halves, so that the answers of a plan are few and found again.
+        twice = 2 * (outcome.num_scheduled_tokens - num_requests) / num_requests
+        verified = min(round(twice) / 2, float(self.max_draft_length))
+        depth = min(outcome.draft_depth, self.max_draft_length)
+        if verified.is_integer():
+            verify_s, all_s = (
+                times.uniform(int(verified), d).seconds for d in (0, depth)
+            )
+        else:
+            verify_s, all_s = (times.mixed(verified, d).seconds for d in (0, depth))
+        return StepEstimate(
+            off_s,
+            max(verify_s - off_s, 0.0),
+            max(all_s - verify_s, 0.0),
+            self.plan.goodput,
+        )
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Of the chances that drafts are given; see `Calibration`."""
+        return self.survival.calibration.error
 
     # -- learning -----------------------------------------------------------------
 

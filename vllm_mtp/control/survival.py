@@ -33,6 +33,7 @@ from operator import mul
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import Interval, logistic
+from vllm_mtp.control.calibration import Calibration
 from vllm_mtp.control.confidence import ConfidenceModel, sane
 from vllm_mtp.control.profiles import Profile, Profiles, cell_of, regime_of
 from vllm_mtp.control.request_memory import (
@@ -108,6 +109,7 @@ class SurvivalModel:
         self.drift = 0.0
         self.drift_precision = 4.0
         self.num_alarms = 0
+        self.calibration = Calibration()
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self.memory = MemoryChoice(self.options.memories)
@@ -281,6 +283,8 @@ class SurvivalModel:
         self._compare_memories(outcomes)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
+        for key, members in groups.items():
+            self.calibration.note(evidence[key].probabilities, key[2], len(members))
         alarm = self._is_surprised(groups, evidence)
         if alarm:
             self._doubt_everything()

@@ -41,6 +41,9 @@ class VocabularyPolicy:
         """
         self.vocabulary = vocabulary
         self.is_active = is_fixed or not may_switch
+        self.known_coverage: float | None = None
+        """Share of the tokens committed lately that it holds, when it was last asked.
+        Never where nothing depends on it: asking waits for the device."""
         self._is_fixed = is_fixed
         self._may_switch = may_switch and not is_fixed
         self._steps_to_refresh = 0
@@ -85,6 +88,7 @@ class VocabularyPolicy:
         share, num_tokens = self.vocabulary.coverage()
         needed = TOO_LITTLE_COVERAGE if self.is_active else ENOUGH_COVERAGE
         self.is_active = num_tokens >= MIN_TOKENS and share >= needed
+        self.known_coverage = share
 
     def _complaint(self, count: Callable[[], None]) -> str | None:
         if self._steps_to_warning > 0:
@@ -92,6 +96,7 @@ class VocabularyPolicy:
         self._steps_to_warning = STEPS_BETWEEN_REFRESHES
         count()
         share, num_tokens = self.vocabulary.coverage()
+        self.known_coverage = share
         if num_tokens < MIN_TOKENS_TO_COMPLAIN or share >= POOR_COVERAGE:
             return None
         self._steps_to_warning = STEPS_BETWEEN_WARNINGS

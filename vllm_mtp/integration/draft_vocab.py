@@ -27,6 +27,7 @@ from vllm_mtp.integration.draft_head import (
     shards_of,
 )
 from vllm_mtp.integration.settings import settings_of
+from vllm_mtp.integration.vocabulary_news import VocabularyNews
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
@@ -50,6 +51,7 @@ class VocabularyDrafting:
         self._policy: VocabularyPolicy | None = None
         self._is_full = settings_of(vllm_config).draft_vocab == FULL
         self.is_active = False
+        self._told = VocabularyNews(None, False)
         self.takes_top_tokens = False
         self.grammars: Any = None
         """``DraftGrammars``, where drafts follow grammars."""
@@ -105,6 +107,15 @@ class VocabularyDrafting:
         if warning is not None:
             logger.warning("%s", warning)
         self.is_active = self._policy.is_active
+
+    def take_news(self) -> VocabularyNews | None:
+        """What has changed since it was told last, if anything."""
+        coverage = None if self._policy is None else self._policy.known_coverage
+        news = VocabularyNews(coverage, self.is_active)
+        if news == self._told:
+            return None
+        self._told = news
+        return news
 
     def to_target(
         self,

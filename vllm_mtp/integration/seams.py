@@ -87,6 +87,21 @@ SEAMS: tuple[Seam, ...] = (
         ("params",),
     ),
     Seam("core", "vllm.exceptions.VLLMValidationError", ("message", "parameter")),
+    # Statistics (step_metrics.py, stat_logger.py, vocabulary_news.py)
+    Seam("core", _SCHED + "scheduler.Scheduler.make_stats"),
+    Seam("core", "vllm.v1.metrics.stats.SchedulerStats", ("kv_connector_stats",)),
+    Seam(
+        "core",
+        "vllm.v1.metrics.loggers.StatLoggerManager",
+        ("vllm_config", "enable_default_loggers", "client_count"),
+    ),
+    Seam(
+        "core",
+        "vllm.v1.metrics.loggers.AggregateStatLoggerBase.record",
+        ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+    ),
+    Seam("core", "vllm.v1.outputs.ModelRunnerOutput"),
+    Seam("core", "vllm.v1.outputs.AsyncModelRunnerOutput.get_output"),
     # Worker (worker.py)
     Seam("core", "vllm.v1.worker.gpu_worker.Worker.init_device"),
     Seam(

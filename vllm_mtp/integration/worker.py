@@ -9,10 +9,11 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.integration.vocabulary_news import with_news
 
 
 def tell_steps(runner: Any, drafter: Any) -> None:
-    """Let a drafter know the target's pass whose tokens are being sampled.
+    """Let a drafter know the target's pass whose tokens are being sampled, and tell.
 
     The runner is wrapped, not the worker: the Ray executor goes past the worker.
     """
@@ -21,9 +22,13 @@ def tell_steps(runner: Any, drafter: Any) -> None:
     def sample_tokens_of_step(grammar_output: Any) -> Any:
         drafter.begin_step(runner.execute_model_state)
         try:
-            return sample_tokens(grammar_output)
+            output = sample_tokens(grammar_output)
         finally:
             drafter.end_step()
+        vocabulary = getattr(drafter, "draft_vocab", None)
+        if vocabulary is None:
+            return output
+        return with_news(output, vocabulary.take_news())
 
     runner.sample_tokens = sample_tokens_of_step
 

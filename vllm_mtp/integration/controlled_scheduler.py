@@ -1,0 +1,343 @@
+"""vLLM's scheduler, plus a controller that decides K and sees every outcome.
+
+Life of a decision: ``_update_after_schedule`` closes a step, so there the controller
+chooses how deep the worker drafts at the end of this step (``draft_depth``) and how
+many of those tokens each request will have verified in the next one. The draft tokens
+beyond a request's own K are cut before vLLM schedules them: in the sync scheduler when
+they arrive, in the async one from the placeholders that stand for them.
+
+Slots for drafts are reserved (``num_lookahead_tokens``) when a step is scheduled, so
+only for steps that may draft: the controller says so beforehand.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+
+from vllm_mtp.config import graph_tiers
+from vllm_mtp.control.controller import Controller
+from vllm_mtp.control.factory import common_depth, make_controller
+from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration import pause
+from vllm_mtp.integration.early_stop import may_stop_early
+from vllm_mtp.integration.scheduled_steps import (
+    CaughtUp,
+    ScheduledStep,
+    StepOutcomes,
+    UnseenCounts,
+)
+from vllm_mtp.integration.settings import settings_of, trace_header, trace_path
+from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
+from vllm_mtp.integration.vocabulary_news import news_of
+from vllm_mtp.records import (
+    DecodeRequest,
+    DraftDecision,
+    RequestOutcome,
+    StepOutcome,
+    StopRule,
+)
+from vllm_mtp.request_options import pinned_draft_length
+
+_GREEDY_TEMPERATURE = 1e-5
+"""Below it vLLM samples greedily."""
+
+
+def _controller_of(
+    vllm_config: Any, compares_drafts: bool, stops_early: bool
+) -> Controller:
+    own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
+    depths = _allowed_depths(vllm_config)
+    controller = make_controller(
+        own,
+        bound,
+        depths,
+        compares_drafts=compares_drafts,
+        stops_early=stops_early,
+    )
+    if own.trace_path is None:
+        return controller
+    path = trace_path(own.trace_path, vllm_config)
+    return TracingController(controller, path, trace_header(vllm_config), bound)
+
+
+def _allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
+    """Depths that ranks agree on, or that have CUDA graphs; None for all."""
+    bound = vllm_config.num_speculative_tokens
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return common_depth(bound)
+    mode = vllm_config.compilation_config.cudagraph_mode
+    if vllm_config.use_v2_model_runner and mode.has_full_cudagraphs():
+        return graph_tiers(bound)
+    return None
+
+
+class _RequestTraits:
+    """What does not change during a request's life."""
+
+    __slots__ = ("is_greedy", "pinned_draft_length")
+
+    def __init__(self, request: Any, max_draft_length: int) -> None:
+        params = request.sampling_params
+        self.is_greedy = params is None or params.temperature < _GREEDY_TEMPERATURE
+        # Validated when the request came in.
+        pin = pinned_draft_length(params and params.extra_args, max_draft_length)
+        if pin is None and not self.is_greedy and params.seed is not None:
+            # How random numbers are used up depends on the draft length, and that on
+            # the clock: only without drafts does a seed mean the same text again.
+            pin = 0
+        self.pinned_draft_length = pin
+
+
+def _for_others(
+    rule: StopRule | None, still_waiting: Collection[str]
+) -> StopRule | None:
+    """A rule that drafts nothing for some."""
+    if rule is None or not still_waiting:
+        return rule
+    others = {i: c for i, c in rule.chances.items() if i not in still_waiting}
+    return replace(rule, chances=others)
+
+
+class ControlledScheduler(Scheduler):
+    """What the sync and the async scheduler have in common."""
+
+    controller: Controller
+    num_lookahead_tokens: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.controller = _controller_of(
+            self.vllm_config,
+            self._can_compare_drafts(),
+            may_stop_early(self.vllm_config),
+        )
+        is_async = isinstance(self, AsyncScheduler)
+        self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
+        self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
+        self._draft_lengths: dict[str, int] = {}
+        self._still_waiting: frozenset[str] = frozenset()
+        """Requests whose drafts of this step are made without all of their KV."""
+        self._stop_rule: StopRule | None = None
+        """Of the step that was scheduled last."""
+        self._is_comparing = False
+        """That step drafts what will be compared, not verified."""
+        self._traits: dict[str, _RequestTraits] = {}
+        self._pinned: set[str] = set()
+        """Requests that fix a draft length above 0."""
+        self._switched_off: set[str] = set()
+        """Requests that fix K = 0."""
+        self._max_lookahead = self.num_lookahead_tokens
+        self._metrics = (
+            StepMetrics(self.controller, self.num_spec_tokens)
+            if self.log_stats
+            else None
+        )
+
+    def _can_compare_drafts(self) -> bool:
+        return False
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        may_draft = self.controller.may_draft() or bool(self._pinned)
+        self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
+        return super().schedule(*args, **kwargs)
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        if request.request_id in self.requests:
+            # Before its first step, so that slots for its drafts are reserved then.
+            self._traits_of(request)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        for request_id in scheduler_output.finished_req_ids:
+            self._forget(request_id)
+        depth = 0
+        if scheduler_output.total_num_scheduled_tokens:
+            depth = self._close_step(scheduler_output)
+        scheduler_output.num_spec_tokens_to_schedule = depth
+        super()._update_after_schedule(scheduler_output)
+
+    def _forget(self, request_id: str) -> None:
+        self._draft_lengths.pop(request_id, None)
+        traits = self._traits.pop(request_id, None)
+        if self._metrics is not None and traits is not None:
+            self._metrics.ended(request_id, traits.is_greedy)
+        self._pinned.discard(request_id)
+        self._switched_off.discard(request_id)
+        if self._unseen is not None:
+            self._unseen.forget(request_id)
+
+    def _close_step(self, scheduler_output: SchedulerOutput) -> int:
+        """Decide about a step and note what is known of it; returns its depth."""
+        next_decoding: list[DecodeRequest] = []
+        without_draft: list[str] = []
+        num_decoding = num_prefill_tokens = num_context_tokens = 0
+        drafts, unseen = scheduler_output.scheduled_spec_decode_tokens, self._unseen
+        for request_id, num_rows in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            num_before = request.num_computed_tokens
+            num_after = num_before + num_rows
+            num_drafts = len(drafts[request_id]) if request_id in drafts else 0
+            if num_rows == num_drafts + 1 and num_before >= request.num_prompt_tokens:
+                num_decoding += 1
+                num_context_tokens += num_before
+                if not num_drafts:
+                    without_draft.append(request_id)
+            else:
+                num_prefill_tokens += num_rows
+            # The same test by which vLLM sets `is_prefill_chunk` a moment later.
+            if num_after >= request.num_tokens + request.num_output_placeholders:
+                traits = self._traits_of(request)
+                next_decoding.append(
+                    DecodeRequest(
+                        request_id,
+                        num_after,
+                        traits.is_greedy,
+                        traits.pinned_draft_length,
+                        unseen.of(request_id) if unseen else 0,
+                    )
+                )
+        if self._metrics is not None and without_draft:
+            self._metrics.decoding_without_draft(without_draft, self._switched_off)
+        decision = self._decide(next_decoding)
+        depth = decision.draft_depth
+        caught_up = self._rest_or_catch_up(scheduler_output, depth)
+        if self._metrics is not None:
+            self._metrics.decided(decision, caught_up.still_waiting)
+        self._draft_lengths.update(decision.num_draft_tokens)
+        self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
+        self._still_waiting = caught_up.still_waiting
+        self._stop_rule = _for_others(decision.stop_rule, caught_up.still_waiting)
+        self._is_comparing = depth > 0 and not any(decision.num_draft_tokens.values())
+        self._outcomes.begin(
+            ScheduledStep(
+                len(scheduler_output.num_scheduled_tokens),
+                scheduler_output.total_num_scheduled_tokens,
+                num_decoding,
+                num_prefill_tokens,
+                num_context_tokens,
+                depth,
+                caught_up.num_tokens,
+            )
+        )
+        return depth
+
+    def _rest_or_catch_up(
+        self, scheduler_output: SchedulerOutput, depth: int
+    ) -> CaughtUp:
+        """What the MTP layers do in this step, as far as the scheduler cares."""
+        num_rows_of = scheduler_output.num_scheduled_tokens
+        if self._unseen is not None:
+            if depth:
+                return self._unseen.catch_up(num_rows_of)
+            if pause.mtp_layers_rest(
+                depth,
+                len(num_rows_of),
+                scheduler_output.total_num_scheduled_tokens,
+                len(scheduler_output.scheduled_spec_decode_tokens),
+            ):
+                self._unseen.rest(num_rows_of)
+        return CaughtUp(0, frozenset())
+
+    def _traits_of(self, request: Any) -> _RequestTraits:
+        traits = self._traits.get(request.request_id)
+        if traits is None:
+            traits = _RequestTraits(request, self.num_spec_tokens)
+            self._traits[request.request_id] = traits
+            if traits.pinned_draft_length:
+                self._pinned.add(request.request_id)
+            elif traits.pinned_draft_length == 0:
+                self._switched_off.add(request.request_id)
+        return traits
+
+    def _decide(self, decoding: list[DecodeRequest]) -> DraftDecision:
+        """Ask the controller, where there is something to decide."""
+        # Nobody would use the drafts of a step that only prefills. Ranks of a
+        # data-parallel engine must draft equally deep, whatever their own batch.
+        if not decoding and self.parallel_config.data_parallel_size == 1:
+            return DraftDecision(0, {}, "prefill")
+        decision = self.controller.decide(decoding)
+        if not self.num_lookahead_tokens:
+            # No slots were reserved, whatever the controller says now.
+            lengths = dict.fromkeys(decision.num_draft_tokens, 0)
+            return DraftDecision(0, lengths, decision.reason)
+        return decision
+
+    def _cut_draft(self, request_id: str) -> list[int]:
+        """Shorten a request's waiting draft to the K that was decided for it.
+
+        Returns:
+            The draft as it was before.
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        draft: list[int] = request.spec_token_ids
+        draft_length = self._draft_lengths.get(request_id)
+        if draft_length is not None:
+            # A new list: async scheduling shares one placeholder list among requests.
+            request.spec_token_ids = draft[:draft_length]
+        return draft
+
+    def make_spec_decoding_stats(
+        self,
+        spec_decoding_stats: Any,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_invalid_spec_tokens: dict[str, int] | None,
+        request_id: str,
+    ) -> Any:
+        num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
+        outcome = RequestOutcome(
+            request_id,
+            num_draft_tokens - num_invalid,
+            num_accepted_tokens,
+            self._confidences_of(request_id),
+        )
+        self._outcomes.add(outcome)
+        if self._metrics is not None and num_draft_tokens:
+            self._metrics.verified(outcome, num_draft_tokens)
+        return super().make_spec_decoding_stats(
+            spec_decoding_stats,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            num_invalid_spec_tokens=num_invalid_spec_tokens,
+            request_id=request_id,
+        )
+
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> Any:
+        news = news_of(model_runner_output)
+        if self._metrics is not None and news is not None:
+            self._metrics.vocabulary(*news)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if scheduler_output.total_num_scheduled_tokens:
+            self._hear(self._outcomes.take())
+        return outputs
+
+    def _hear(self, outcome: StepOutcome) -> None:
+        self.controller.observe(outcome)
+        if self._metrics is not None:
+            self._metrics.heard(outcome)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is None or self._metrics is None:
+            return stats
+        counts = self._metrics.take(is_idle=not self.get_num_unfinished_requests())
+        if counts is not None:
+            of_plugins = stats.kv_connector_stats or {}
+            stats.kv_connector_stats = {**of_plugins, STATS_KEY: counts}
+        return stats
+
+    def _confidences_of(self, request_id: str) -> tuple[float, ...]:
+        return ()

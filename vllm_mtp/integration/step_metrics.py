@@ -1,0 +1,206 @@
+"""What the scheduler knows, turned into counts for people.
+
+Counts travel to the server's front end inside vLLM's own ``SchedulerStats``, whose
+``kv_connector_stats`` is a dictionary for plugins: under a key of ours, which our
+logger takes out again before vLLM's loggers look (`stat_logger`). A few times a second
+only: a step pays for adding numbers.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from vllm.logger import init_logger
+
+from vllm_mtp.config import METHOD
+from vllm_mtp.metrics.drift import DriftAlarm
+from vllm_mtp.metrics.stats import (
+    BASELINE,
+    CALIBRATION_ERROR,
+    CATCHING_UP,
+    COVERAGE,
+    DRAFT,
+    DROPPED,
+    FIRST_STEP,
+    HAS_DRIFTED,
+    OTHER,
+    PINNED,
+    PREFILL,
+    PROBE,
+    RECENT,
+    TARGET,
+    UNPROFITABLE,
+    UNSURE,
+    VERIFY,
+    VOCABULARY_IN_USE,
+    WHOLE,
+    SpeculationStats,
+)
+from vllm_mtp.records import DraftDecision, RequestOutcome, StepOutcome
+
+STATS_KEY = METHOD
+"""Of our counts among the plugins' ones."""
+
+_HAND_OVER_S = 0.2
+"""Between two hand-overs while requests run."""
+
+_REASON_OF = {
+    "off": UNPROFITABLE,
+    "exploit": UNPROFITABLE,
+    "probe": PROBE,
+    "prefill": FIRST_STEP,
+}
+"""Why a controller chose K = 0, by the reason that its decision gives."""
+
+# Below "vllm", so that its log settings apply to our lines, too.
+logger = init_logger("vllm.mtp_plus")
+
+
+class StepMetrics:
+    """Counts one scheduler's steps."""
+
+    def __init__(self, controller: Any, max_draft_length: int) -> None:
+        """Nothing is counted.
+
+        Args:
+            controller: Asked for its estimates, if it has any.
+            max_draft_length: ``K_max``.
+        """
+        # A trace is written by a controller around the one that decides.
+        deciding = getattr(controller, "controller", controller)
+        self._estimate = getattr(deciding, "estimate", lambda outcome: None)
+        self._controller = deciding
+        self._max_draft_length = max_draft_length
+        self._stats = SpeculationStats.empty(max_draft_length)
+        self._decision = DraftDecision(0, {}, "prefill")
+        """Of the step before the one that is being scheduled."""
+        self._still_waiting: Collection[str] = ()
+        self._alarms = {True: DriftAlarm(), False: DriftAlarm()}
+        """By whether requests are greedy: the others accept less."""
+        self._first_tokens: dict[str, list[int]] = {}
+        """By request: first draft tokens judged and accepted."""
+        self._handed_over_at_s = 0.0
+
+    # -- a step is scheduled ------------------------------------------------------
+
+    def decided(self, decision: DraftDecision, still_waiting: Collection[str]) -> None:
+        """What the drafts of the step just scheduled will be, and for whom not."""
+        self._decision, self._still_waiting = decision, still_waiting
+
+    def decoding_without_draft(
+        self, request_ids: Iterable[str], pinned: Collection[str]
+    ) -> None:
+        """These requests decode in the step being scheduled, with K = 0.
+
+        Args:
+            request_ids: They.
+            pinned: Requests that fix K = 0.
+        """
+        counts = self._stats.without_draft
+        for request_id in request_ids:
+            reason = PINNED if request_id in pinned else self._why(request_id)
+            counts[reason] = counts.get(reason, 0) + 1
+            self._stats.draft_lengths[0] += 1
+
+    def _why(self, request_id: str) -> str:
+        chosen = self._decision.num_draft_tokens.get(request_id)
+        if request_id in self._still_waiting:
+            return CATCHING_UP
+        if chosen is None:
+            return FIRST_STEP
+        if chosen > 0:
+            return DROPPED if self._decision.stop_rule is None else UNSURE
+        return _REASON_OF.get(self._decision.reason, OTHER)
+
+    # -- its output is here -------------------------------------------------------
+
+    def verified(self, outcome: RequestOutcome, num_rows: int) -> None:
+        """A request's draft was verified.
+
+        Args:
+            outcome: What came of it.
+            num_rows: Draft tokens in the target's pass, those that its grammar forbids
+                included: they had slots.
+        """
+        stats, accepted = self._stats, outcome.num_accepted_tokens
+        stats.draft_lengths[num_rows] += 1
+        stats.num_rejected_slots += num_rows - accepted
+        for position in range(outcome.num_draft_tokens):
+            stats.drafted[position] += 1
+        for position in range(accepted):
+            stats.accepted[position] += 1
+
+    def heard(self, outcome: StepOutcome) -> None:
+        """The step as a whole."""
+        for each in (*outcome.requests, *outcome.compared):
+            if each.num_draft_tokens:
+                judged = self._first_tokens.setdefault(each.request_id, [0, 0])
+                judged[0] += 1
+                judged[1] += each.num_accepted_tokens > 0
+        seconds, stats = outcome.step_time_s, self._stats
+        if outcome.num_prefill_tokens or not outcome.num_decode_requests:
+            _add(stats.seconds, PREFILL, seconds)
+            return
+        num_tokens = outcome.num_decode_requests + outcome.num_accepted_tokens
+        stats.num_tokens += num_tokens
+        known = self._estimate(outcome)
+        if known is None:
+            _add(stats.seconds, WHOLE, seconds)
+            return
+        stats.promised_tokens += seconds * known.goodput
+        # The machine may be slower or faster now than what was learnt of it.
+        scale = seconds / (known.target_s + known.verify_s + known.draft_s)
+        _add(stats.seconds, TARGET, scale * known.target_s)
+        _add(stats.seconds, VERIFY, scale * known.verify_s)
+        _add(stats.seconds, DRAFT, scale * known.draft_s)
+        steps_without = num_tokens / outcome.num_decode_requests
+        stats.saved_seconds += steps_without * scale * known.target_s - seconds
+
+    def ended(self, request_id: str, is_greedy: bool) -> None:
+        """A request is gone."""
+        judged = self._first_tokens.pop(request_id, None)
+        if judged is not None:
+            warning = self._alarms[is_greedy].observe(*judged)
+            if warning is not None:
+                self._stats.num_alarms += 1
+                logger.warning("%s", warning)
+
+    def vocabulary(self, coverage: float | None, is_in_use: bool) -> None:
+        """News of the draft vocabulary, from a worker."""
+        levels = self._stats.levels
+        levels[VOCABULARY_IN_USE] = float(is_in_use)
+        if coverage is not None:
+            levels[COVERAGE] = coverage
+
+    # -- handing over -------------------------------------------------------------
+
+    def take(self, is_idle: bool) -> dict[str, Any] | None:
+        """The counts since the last ones; None while it is too early for new ones.
+
+        Args:
+            is_idle: No request is left, so nothing may ever come after this.
+        """
+        now_s = time.monotonic()
+        if not is_idle and now_s - self._handed_over_at_s < _HAND_OVER_S:
+            return None
+        self._handed_over_at_s = now_s
+        taken, self._stats = self._stats, SpeculationStats.empty(self._max_draft_length)
+        taken.levels |= self._levels()
+        return taken.to_dict()
+
+    def _levels(self) -> Mapping[str, float]:
+        # Greedy requests accept more; where both run, the worse news count.
+        alarm = max(
+            self._alarms.values(), key=lambda a: (a.is_raised, a.recent is not None)
+        )
+        found = {
+            CALIBRATION_ERROR: getattr(self._controller, "calibration_error", None),
+            BASELINE: alarm.baseline,
+            RECENT: alarm.recent,
+            HAS_DRIFTED: float(any(a.is_raised for a in self._alarms.values())),
+        }
+        return {name: level for name, level in found.items() if level is not None}
+
+
+def _add(sums: dict[str, float], key: str, value: float) -> None:
+    sums[key] = sums.get(key, 0.0) + value

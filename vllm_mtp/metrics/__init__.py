@@ -1,0 +1,1 @@
+"""What speculation does, for people: counts, a log line, Prometheus, an alarm."""

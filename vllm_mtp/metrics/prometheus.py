@@ -1,0 +1,124 @@
+"""The counts as Prometheus metrics, beside vLLM's own on ``/metrics``.
+
+Names begin with ``vllm_mtp:``, and labels are vLLM's: ``model_name`` and ``engine``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import REGISTRY, Counter, Gauge
+
+from vllm_mtp.metrics.stats import LEVELS, PARTS, REASONS, SpeculationStats
+
+PREFIX = "vllm_mtp:"
+LABELS = ("model_name", "engine")
+
+_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "request_steps": (
+        "Requests that decoded, once for each step, by draft tokens verified (K).",
+        ("draft_length",),
+    ),
+    "request_steps_without_draft": (
+        "Requests that decoded without a draft, once for each step. By reason: "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in REASONS.items())
+        + ".",
+        ("reason",),
+    ),
+    "draft_tokens": ("Draft tokens that the target verified.", ("position",)),
+    "accepted_tokens": ("Draft tokens that the target accepted.", ("position",)),
+    "rejected_slots": ("KV slots of rejected draft tokens, rolled back.", ()),
+    "step_seconds": (
+        "Step time, divided by the cost model. By part: "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in PARTS.items())
+        + ".",
+        ("part",),
+    ),
+    "decode_tokens": (
+        "Tokens that steps which only decode brought; accepted ones beyond the end of "
+        "a request are among them, as in vLLM's own count of accepted tokens.",
+        (),
+    ),
+    "promised_tokens": (
+        "Tokens that the plans in force promised for the time of these steps.",
+        (),
+    ),
+    "acceptance_alarms": ("Times that acceptance fell below its own past.", ()),
+}
+"""Name without prefix and ``_total``: help, labels of its own."""
+
+_SAVED = "saved_seconds"
+_SAVED_HELP = "Estimated seconds that speculation has saved; falls while it costs time."
+
+
+def metric_names() -> list[str]:
+    """All metrics as they are scraped."""
+    counters = [f"{PREFIX}{name}_total" for name in _COUNTERS]
+    return [*counters, *(f"{PREFIX}{name}" for name in (_SAVED, *LEVELS))]
+
+
+class SpeculationMetrics:
+    """The metrics of one server; several engines may report to it."""
+
+    def __init__(
+        self, model_name: str, engines: Iterable[int], max_draft_length: int
+    ) -> None:
+        """Register all metrics; those of a server before it in this process go.
+
+        Args:
+            model_name: As the server calls it.
+            engines: Indices of the engines (data-parallel ranks).
+            max_draft_length: ``K_max``.
+        """
+        _unregister()
+        self._model_name = model_name
+        self._counters = {
+            name: Counter(PREFIX + name, text, (*LABELS, *labels))
+            for name, (text, labels) in _COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(PREFIX + name, text, LABELS, multiprocess_mode="mostrecent")
+            for name, text in {_SAVED: _SAVED_HELP, **LEVELS}.items()
+        }
+        self._saved = dict.fromkeys(engines, 0.0)
+        for engine in self._saved:
+            # Series that exist from the start: rates work from the first count on.
+            empty = SpeculationStats.empty(max_draft_length)
+            empty.without_draft = dict.fromkeys(REASONS, 0)
+            empty.seconds = dict.fromkeys(PARTS, 0.0)
+            self.add(empty, engine)
+
+    def add(self, stats: SpeculationStats, engine: int) -> None:
+        """Counts of one engine since the last ones."""
+        position = {str(j): n for j, n in enumerate(stats.drafted)}
+        kept = {str(j): n for j, n in enumerate(stats.accepted)}
+        lengths = {str(k): n for k, n in enumerate(stats.draft_lengths)}
+        self._count("request_steps", engine, lengths)
+        self._count("request_steps_without_draft", engine, stats.without_draft)
+        self._count("draft_tokens", engine, position)
+        self._count("accepted_tokens", engine, kept)
+        self._count("step_seconds", engine, stats.seconds)
+        for name, value in (
+            ("rejected_slots", stats.num_rejected_slots),
+            ("decode_tokens", stats.num_tokens),
+            ("promised_tokens", stats.promised_tokens),
+            ("acceptance_alarms", stats.num_alarms),
+        ):
+            self._child(self._counters[name], engine).inc(value)
+        self._saved[engine] += stats.saved_seconds
+        self._child(self._gauges[_SAVED], engine).set(self._saved[engine])
+        for name, level in stats.levels.items():
+            self._child(self._gauges[name], engine).set(level)
+
+    def _count(self, name: str, engine: int, counts: Mapping[str, float]) -> None:
+        for label, count in counts.items():
+            self._child(self._counters[name], engine, label).inc(count)
+
+    def _child(self, metric: Any, engine: int, *labels: str) -> Any:
+        return metric.labels(self._model_name, str(engine), *labels)
+
+
+def _unregister() -> None:
+    # vLLM does the same with its own: a process may start one engine after another.
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(PREFIX):
+            REGISTRY.unregister(collector)
