@@ -64,6 +64,9 @@ def test_its_rows_are_the_vocabularys_now_and_later(
     for _ in range(3):
         rows = torch.cat([each.weight for each in draft_heads])
         torch.testing.assert_close(rows, WEIGHT[vocabulary.token_ids])
+        hidden = torch.randn(3, HIDDEN_SIZE, generator=generator)
+        logits = [each.quant_method.apply(each, hidden) for each in draft_heads]
+        torch.testing.assert_close(torch.cat(logits, dim=1), hidden @ rows.t())
         seen = torch.randint(0, VOCAB_SIZE, (600,), generator=generator)
         vocabulary.observe(seen)
         vocabulary.refresh()

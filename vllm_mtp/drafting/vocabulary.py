@@ -25,6 +25,10 @@ COVERAGE_HALF_LIFE_TOKENS = 2048
 ROW_MULTIPLE = 128
 """Rows on each rank: a multiple of what matrix units take at a time."""
 
+MIN_GAIN = 5e-4
+"""Share of all scores that rows must gain to be changed, where asking costs nothing:
+on a CPU the draft head is packed anew for any change."""
+
 RowsChanged = Callable[[torch.Tensor, torch.Tensor], None]
 """Told ``slots`` and the ``token_ids`` that are there from now on, both int64."""
 
@@ -135,7 +139,9 @@ class DraftVocabulary:
 
     def refresh(self) -> None:
         """Give the rows to the tokens with the highest scores."""
-        self._move_rows(self._best_ids())
+        best = self._best_ids()
+        if best.is_cuda or self._gain(best) > MIN_GAIN:
+            self._move_rows(best)
         self._scores *= torch.exp2(-self._num_seen / HALF_LIFE_TOKENS)
         self._covered *= torch.exp2(-self._num_seen / COVERAGE_HALF_LIFE_TOKENS)
         self._num_seen.zero_()
@@ -162,6 +168,12 @@ class DraftVocabulary:
                 for first, end in self._shards
             ]
         )
+
+    def _gain(self, token_ids: torch.Tensor) -> float:
+        """Share of all scores that these rows have more than those in use."""
+        total = self._scores[:-1].sum()
+        more = self._scores[token_ids].sum() - self._scores[self.token_ids].sum()
+        return float(more / total.clamp(min=1.0))
 
     def _move_rows(self, token_ids: torch.Tensor) -> None:
         """Only rows that change move, where asking which ones costs nothing."""

@@ -120,6 +120,11 @@ SEAMS: tuple[Seam, ...] = (
     # Draft heads (draft_head.py, draft_vocab*.py)
     Seam(
         "core",
+        _LAYERS + "utils.dispatch_cpu_unquantized_gemm",
+        ("layer", "remove_weight"),
+    ),
+    Seam(
+        "core",
         _LAYERS + "logits_processor.LogitsProcessor.forward",
         ("lm_head", "hidden_states", "embedding_bias", "skip_gather"),
     ),

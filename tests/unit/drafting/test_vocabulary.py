@@ -189,3 +189,18 @@ def test_it_covers_what_comes_as_well_as_a_list_of_what_came() -> None:
     learnt = torch.isin(rest, vocabulary.token_ids).float().mean()
     assert listed > 0.9
     assert learnt > listed - 0.01
+
+
+def test_rows_stay_while_others_would_hardly_be_worth_more() -> None:
+    """Each change costs a CPU another packing of all rows."""
+    vocabulary = DraftVocabulary(4, ONE_SHARD, set(), CPU)
+    commit(vocabulary, 10, 11, 12, times=2000)
+    commit(vocabulary, 13)
+    vocabulary.refresh()
+    assert members(vocabulary) == {10, 11, 12, 13}
+    commit(vocabulary, 14, times=3)
+    vocabulary.refresh()
+    assert members(vocabulary) == {10, 11, 12, 13}, "3 tokens of 6,000"
+    commit(vocabulary, 14, times=3)
+    vocabulary.refresh()
+    assert members(vocabulary) == {10, 11, 12, 14}
