@@ -34,10 +34,6 @@ class Jobs:
     script: list[int] = field(default_factory=list)
     """Draft depths of the steps, over and over; empty leaves them to the controller."""
     environment: dict[str, str] = field(default_factory=dict)
-    sampled: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Sampling parameters by name: answers to the first prompt are drawn as well."""
-    num_samples: int = 0
-    """Of each."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,6 @@ class JobResult:
     accepted: list[list[list[int]]] = field(default_factory=list)
     """Of each step of a script: (request, drafted, accepted)."""
     num_catch_up_tokens: int = 0
-    samples: dict[str, list[list[int]]] = field(default_factory=dict)
-    """First tokens of each answer, by name of the sampling parameters."""
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -91,7 +85,7 @@ def _main() -> None:
 
 
 def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
-    from tests.support.engines import counters, engine, greedy, sampled
+    from tests.support.engines import counters, engine, greedy
 
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
@@ -101,11 +95,6 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
-        samples = {}
-        if jobs.sampled:
-            samples = sampled(
-                llm, jobs.prompts[0], jobs.sampled, jobs.num_samples, jobs.max_tokens
-            )
         continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
         return JobResult(
             continuations,
@@ -117,7 +106,6 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_catch_up_tokens=(
                 sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
             ),
-            samples=samples,
         )
 
 

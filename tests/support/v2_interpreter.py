@@ -42,17 +42,6 @@ def install() -> None:
         compiler=any_backend.compiler, driver=CPUDriver
     )
     _take_any_mask()
-    _sort_with_torch()
-
-
-def _sort_with_torch() -> None:
-    """Triton's interpreter does not know all that the top-k kernel does.
-
-    vLLM has another way for small batches, which then serves for all.
-    """
-    from vllm.v1.sample.ops import topk_topp_sampler
-
-    topk_topp_sampler.HAS_TRITON = False
 
 
 def _take_any_mask() -> None:

@@ -16,11 +16,10 @@ def write_list(
     path: Path,
     token_ids: Sequence[int],
     tokenizer_sha256: str = BUNDLED_TOKENIZER_SHA256,
-    vocab_size: int = BUNDLED_VOCAB_SIZE,
 ) -> str:
-    """A list, for the bundled checkpoint or another; returns the path as an option."""
+    """A list, for the bundled checkpoint; returns the path as an option."""
     listed = VocabularyList(
-        vocab_size=vocab_size,
+        vocab_size=BUNDLED_VOCAB_SIZE,
         tokenizer_sha256=tokenizer_sha256,
         token_ids=tuple(token_ids),
         counts=(1,) * len(token_ids),

@@ -191,7 +191,7 @@ class StepMetrics:
     def _levels(self) -> Mapping[str, float]:
         # Greedy requests accept more; where both run, the worse news count.
         alarm = max(
-            self._alarms.values(), key=lambda a: (a.is_raised, a.recent is not None)
+            self._alarms.values(), key=lambda a: (a.is_raised, a.baseline is not None)
         )
         found = {
             CALIBRATION_ERROR: getattr(self._controller, "calibration_error", None),

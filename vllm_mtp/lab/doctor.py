@@ -23,6 +23,7 @@ from vllm_mtp.integration.doctor import (
     machine_facts,
     model_facts,
 )
+from vllm_mtp.integration.pause import MAX_UNSEEN_BYTES
 from vllm_mtp.lab.demo_plan import resolve_model
 from vllm_mtp.lab.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
 from vllm_mtp.lab.provenance import collect_provenance
@@ -32,8 +33,6 @@ TRIED_FAMILIES = frozenset(
     {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
 )
 """Draft architectures that this repository's tests run; others are expected to work."""
-WAITING_MIB = 256
-"""Most memory that the inputs of resting MTP layers take (`integration/pause.py`)."""
 
 Level = Literal["ok", "note", "problem"]
 COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -147,14 +146,15 @@ def _of_weights(facts: ModelFacts) -> Iterator[Finding]:
 def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
     own = weight_bytes(headers, facts.mtp_patterns) / 2**20
     rows = default_num_rows(facts.vocab_size, 1) or 0
-    copies = rows * facts.hidden_size * facts.dtype_bytes / 2**20
+    # Two of them on a CPU: plain, to change single rows, and packed, to multiply by.
+    copies = 2 * rows * facts.hidden_size * facts.dtype_bytes / 2**20
     share = facts.num_mtp_layers / facts.num_hidden_layers
     return Finding(
         "ok",
         "memory",
-        f"{own:.0f} MiB of MTP weights, {copies:.0f} MiB for the draft vocabulary, at "
-        f"most {WAITING_MIB} MiB while drafting rests; the KV cache of a token grows "
-        f"by {share:.1%}",
+        f"{own:.0f} MiB of MTP weights, up to {copies:.0f} MiB for the draft vocabulary, at "
+        f"most {MAX_UNSEEN_BYTES // 2**20} MiB while drafting rests; the KV cache of a "
+        f"token grows by {share:.1%}",
     )
 
 

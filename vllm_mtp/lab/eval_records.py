@@ -1,7 +1,6 @@
 """From what vLLM reports of a request's drafts to the counts of an evaluation."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from vllm_mtp.config import ConfigError
@@ -79,9 +78,3 @@ def _steps_of(
         for accepted, count in enumerate(histogram)
         for _ in range(count)
     ]
-
-
-def survival_of(tested: Sequence[int], accepted: Sequence[int]) -> list[float]:
-    """``S_j`` from the counts of all positions."""
-    conditional = (a / t if t else 0.0 for t, a in zip(tested, accepted, strict=True))
-    return list(accumulate(conditional, lambda x, y: x * y))

@@ -65,15 +65,14 @@ def _acceptance(stats: SpeculationStats) -> str:
 
 def _speed(stats: SpeculationStats) -> list[str]:
     found, seconds = [], stats.decode_seconds
-    if seconds and stats.num_tokens:
-        realised = stats.num_tokens / seconds
-        promised = f" ({stats.promised_tokens / seconds:.0f} planned)"
-        found.append(
-            f"{realised:.0f} tokens/s in decode"
-            + (promised if stats.promised_tokens else "")
-        )
     split = [stats.seconds.get(part, 0.0) for part in (TARGET, VERIFY, DRAFT)]
-    if known := sum(split):
+    known = sum(split)
+    if seconds and stats.num_tokens:
+        realised = f"{stats.num_tokens / seconds:.0f} tokens/s in decode"
+        # Plans promise nothing for steps whose parts are not known.
+        planned = f" ({stats.promised_tokens / known:.0f} planned)" if known else ""
+        found.append(realised + planned)
+    if known:
         target, verify, draft = (f"{100 * part / known:.0f}" for part in split)
         found.append(f"time {target} % target, {verify} % verify, {draft} % draft")
         word = "saved" if stats.saved_seconds >= 0 else "lost"

@@ -77,8 +77,12 @@ class SpeculationMetrics:
         }
         self._gauges = {
             name: Gauge(PREFIX + name, text, LABELS, multiprocess_mode="mostrecent")
-            for name, text in {_SAVED: _SAVED_HELP, **LEVELS}.items()
+            for name, text in LEVELS.items()
         }
+        # With several front ends each counts the steps that it is told of.
+        self._gauges[_SAVED] = Gauge(
+            PREFIX + _SAVED, _SAVED_HELP, LABELS, multiprocess_mode="sum"
+        )
         self._saved = dict.fromkeys(engines, 0.0)
         for engine in self._saved:
             # Series that exist from the start: rates work from the first count on.

@@ -14,7 +14,7 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.lab.eval_file import EvalFile
 from vllm_mtp.lab.eval_journal import EvalJournal
 from vllm_mtp.lab.eval_prompts import EvalPrompt, load_prompts
-from vllm_mtp.lab.eval_records import record_of, survival_of
+from vllm_mtp.lab.eval_records import record_of
 from vllm_mtp.lab.eval_report import acceptance_length, position_shares, print_eval
 
 PROMPT = EvalPrompt(id="a", category="code", text="x")
@@ -33,7 +33,6 @@ def test_a_histogram_of_equal_drafts_gives_every_position() -> None:
     assert record.tested == (10, 6, 3)
     assert record.accepted == (6, 3, 1)
     assert record.num_drafts == 10
-    assert survival_of(record.tested, record.accepted) == pytest.approx([0.6, 0.3, 0.1])
 
 
 def test_listed_steps_count_what_was_drafted() -> None:
