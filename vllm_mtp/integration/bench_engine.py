@@ -42,6 +42,8 @@ from vllm.v1.sample import rejection_sampler
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
 from vllm_mtp.integration.bench_split import timed_parts
+from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
+from vllm_mtp.integration.step_metrics import StepMetrics
 
 COMMANDS = (
     "tokenize",
@@ -131,7 +133,9 @@ class BenchEngine:
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
         if is_split:
-            self._round.parts = self._timers.enter_context(timed_parts(self._runner))
+            self._round.parts = self._timers.enter_context(
+                timed_parts(self._runner, self._counters())
+            )
         return {}
 
     def step(self, seconds: float = 0.0) -> dict[str, Any]:
@@ -222,6 +226,17 @@ class BenchEngine:
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         self.engine.add_request(name, prompt, sampling)
         return name
+
+    def _counters(self) -> Iterator[tuple[Any, Sequence[str]]]:
+        """What counts steps for our metrics, in the scheduler and in the front end."""
+        metrics = getattr(
+            self.engine.engine_core.engine_core.scheduler, "metrics", None
+        )
+        if isinstance(metrics, StepMetrics):
+            yield metrics, StepMetrics.STEP_METHODS
+        for each in self.engine.logger_manager.stat_loggers:
+            if isinstance(each, MTPPlusStatLogger):
+                yield each, ("record",)
 
     @property
     def _runner(self) -> Any:

@@ -5,14 +5,14 @@ Runner V1 of the engine's own process; with the other runner there is no split.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-VERIFY, DRAFT = "verify", "draft"
+VERIFY, DRAFT, METRICS = "verify", "draft", "metrics"
 
 
 @dataclass
@@ -27,11 +27,14 @@ class Parts:
 
 
 @contextmanager
-def timed_parts(runner: Any) -> Iterator[Parts | None]:
-    """Sum the seconds of the target's pass with sampling, and of drafting.
+def timed_parts(
+    runner: Any, counters: Iterable[tuple[Any, Sequence[str]]] = ()
+) -> Iterator[Parts | None]:
+    """Sum the seconds of the target's pass with sampling, of drafting, of counting.
 
     Args:
         runner: vLLM's model runner.
+        counters: Objects that count steps for our metrics, and their methods.
 
     Yields:
         What is summed; None where nothing can be timed.
@@ -52,6 +55,10 @@ def timed_parts(runner: Any) -> Iterator[Parts | None]:
     wrap(runner, "_sample", VERIFY)
     if getattr(runner, "drafter", None) is not None:
         wrap(runner.drafter, "propose", DRAFT)
+    for counter, names in counters:
+        parts.seconds[METRICS] = 0.0
+        for name in names:
+            wrap(counter, name, METRICS)
     try:
         yield parts
     finally:

@@ -134,7 +134,7 @@ class ControlledScheduler(Scheduler):
         self._switched_off: set[str] = set()
         """Requests that fix K = 0."""
         self._max_lookahead = self.num_lookahead_tokens
-        self._metrics = (
+        self.metrics = (
             StepMetrics(self.controller, self.num_spec_tokens)
             if self.log_stats
             else None
@@ -166,8 +166,8 @@ class ControlledScheduler(Scheduler):
     def _forget(self, request_id: str) -> None:
         self._draft_lengths.pop(request_id, None)
         traits = self._traits.pop(request_id, None)
-        if self._metrics is not None and traits is not None:
-            self._metrics.ended(request_id, traits.is_greedy)
+        if self.metrics is not None and traits is not None:
+            self.metrics.ended(request_id, traits.is_greedy)
         self._pinned.discard(request_id)
         self._switched_off.discard(request_id)
         if self._unseen is not None:
@@ -203,13 +203,13 @@ class ControlledScheduler(Scheduler):
                         unseen.of(request_id) if unseen else 0,
                     )
                 )
-        if self._metrics is not None and without_draft:
-            self._metrics.decoding_without_draft(without_draft, self._switched_off)
+        if self.metrics is not None and without_draft:
+            self.metrics.decoding_without_draft(without_draft, self._switched_off)
         decision = self._decide(next_decoding)
         depth = decision.draft_depth
         caught_up = self._rest_or_catch_up(scheduler_output, depth)
-        if self._metrics is not None:
-            self._metrics.decided(decision, caught_up.still_waiting)
+        if self.metrics is not None:
+            self.metrics.decided(decision, caught_up.still_waiting)
         self._draft_lengths.update(decision.num_draft_tokens)
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
@@ -301,8 +301,8 @@ class ControlledScheduler(Scheduler):
             self._confidences_of(request_id),
         )
         self._outcomes.add(outcome)
-        if self._metrics is not None and num_draft_tokens:
-            self._metrics.verified(outcome, num_draft_tokens)
+        if self.metrics is not None and num_draft_tokens:
+            self.metrics.verified(outcome, num_draft_tokens)
         return super().make_spec_decoding_stats(
             spec_decoding_stats,
             num_draft_tokens=num_draft_tokens,
@@ -317,8 +317,8 @@ class ControlledScheduler(Scheduler):
         model_runner_output: ModelRunnerOutput,
     ) -> Any:
         news = news_of(model_runner_output)
-        if self._metrics is not None and news is not None:
-            self._metrics.vocabulary(*news)
+        if self.metrics is not None and news is not None:
+            self.metrics.vocabulary(*news)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
             self._hear(self._outcomes.take())
@@ -326,14 +326,14 @@ class ControlledScheduler(Scheduler):
 
     def _hear(self, outcome: StepOutcome) -> None:
         self.controller.observe(outcome)
-        if self._metrics is not None:
-            self._metrics.heard(outcome)
+        if self.metrics is not None:
+            self.metrics.heard(outcome)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
-        if stats is None or self._metrics is None:
+        if stats is None or self.metrics is None:
             return stats
-        counts = self._metrics.take(is_idle=not self.get_num_unfinished_requests())
+        counts = self.metrics.take(is_idle=not self.get_num_unfinished_requests())
         if counts is not None:
             of_plugins = stats.kv_connector_stats or {}
             stats.kv_connector_stats = {**of_plugins, STATS_KEY: counts}

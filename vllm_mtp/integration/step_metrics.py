@@ -59,6 +59,17 @@ logger = init_logger("vllm.mtp_plus")
 class StepMetrics:
     """Counts one scheduler's steps."""
 
+    STEP_METHODS = (
+        "decided",
+        "decoding_without_draft",
+        "verified",
+        "heard",
+        "ended",
+        "vocabulary",
+        "take",
+    )
+    """All that a step may call."""
+
     def __init__(self, controller: Any, max_draft_length: int) -> None:
         """Nothing is counted.
 

@@ -148,13 +148,14 @@ def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
     rows = default_num_rows(facts.vocab_size, 1) or 0
     # Two of them on a CPU: plain, to change single rows, and packed, to multiply by.
     copies = 2 * rows * facts.hidden_size * facts.dtype_bytes / 2**20
+    waiting = MAX_UNSEEN_BYTES / 2**20
     share = facts.num_mtp_layers / facts.num_hidden_layers
     return Finding(
         "ok",
         "memory",
-        f"{own:.0f} MiB of MTP weights, up to {copies:.0f} MiB for the draft vocabulary, at "
-        f"most {MAX_UNSEEN_BYTES // 2**20} MiB while drafting rests; the KV cache of a "
-        f"token grows by {share:.1%}",
+        f"{own:.0f} MiB of MTP weights, up to {copies:.0f} MiB for the draft "
+        f"vocabulary, at most {waiting:.0f} MiB while drafting rests; the KV cache of "
+        f"a token grows by {share:.1%}",
     )
 
 

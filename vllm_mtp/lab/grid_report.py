@@ -97,7 +97,10 @@ def _split_table(result: Mapping[str, Any]) -> Table:
     table.add_column("cell", no_wrap=True)
     for header in ("no speculation", "best static K", "mtp_plus"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.caption = "verify+draft+rest"
+    share = result["overall"]["metrics_share"]
+    table.caption = "verify+draft+rest" + (
+        "" if share is None else f"; counting for metrics is {share:.2%} of a step"
+    )
     for cell in result["cells"]:
         names = (NO_SPECULATION, cell["best_static"], PLUS)
         splits = [cell["contenders"][name]["split_ms"] for name in names]
@@ -108,7 +111,8 @@ def _split_table(result: Mapping[str, Any]) -> Table:
 def _split_text(split: Mapping[str, float] | None) -> str:
     if split is None:
         return "-"
-    return "+".join(f"{split[part]:.1f}" for part in ("verify", "draft", "rest"))
+    rest = split["rest"] + split.get("metrics", 0.0)
+    return f"{split['verify']:.1f}+{split['draft']:.1f}+{rest:.1f}"
 
 
 def _overall_table(result: Mapping[str, Any]) -> Table:

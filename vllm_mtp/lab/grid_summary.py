@@ -18,6 +18,7 @@ Result (JSON)::
     overall.geometric_means over_none of every contender over all cells
            .best_single_static, .plus_over_best_single_static
            .lowest_acceptance                         cell and share of K = 1
+           .metrics_share                 of a step, median over cells: counting
     targets[]               name, limit, value, is_reached, num_cells_missed, worst_cell
     provenance              as of the beginning
 
@@ -177,6 +178,7 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
         "best_single_static": best,
         "plus_over_best_single_static": means[PLUS] / means[best],
         "lowest_acceptance": _lowest_acceptance(cells),
+        "metrics_share": _metrics_share(cells),
     }
 
 
@@ -261,6 +263,13 @@ def _split_ms(warm_up: Record | None) -> dict[str, float] | None:
     }
     step_ms = 1e3 * warm_up["decode_seconds"] / steps
     return {**parts, "rest": step_ms - sum(parts.values())}
+
+
+def _metrics_share(cells: Sequence[Record]) -> float | None:
+    """Median share of a step that `mtp_plus` spends counting for its metrics."""
+    splits = [cell["contenders"][PLUS]["split_ms"] for cell in cells]
+    shares = [s["metrics"] / sum(s.values()) for s in splits if s and "metrics" in s]
+    return statistics.median(shares) if shares else None
 
 
 def _texts_agree(repeats: Sequence[Mapping[str, Record]]) -> bool:

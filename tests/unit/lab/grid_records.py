@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm_mtp.lab.grid_cells import Cell
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, WARM_UP, Journal
-from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.grid_options import PLUS, GridOptions
 
 PROVENANCE = {
     "git": {"commit": "abc", "is_dirty": False},
@@ -98,7 +98,11 @@ def _write_contender(
     drafted = [] if name == "none" else [40, 20]
     accepted = [] if name == "none" else [30, 5]
     warm_up = figures(1.0, drafted=drafted, accepted=accepted)
-    warm_up["decode_split_seconds"] = {"verify": 0.6, "draft": 0.2}
+    split = {"verify": 0.6, "draft": 0.2}
+    # Only ours counts for metrics.
+    warm_up["decode_split_seconds"] = split | (
+        {"metrics": 0.002} if name == PLUS else {}
+    )
     journal.add(WARM_UP, cell=cell, contender=name, **warm_up)
     for repeat, each in enumerate(seconds):
         journal.add(

@@ -63,7 +63,10 @@ def test_acceptance_and_draft_length_are_of_request_steps(journal: Journal) -> N
     assert plus["mean_draft_length"] == pytest.approx(60 / 50)
     assert plus["acceptance_length"] == 2.0
     assert contenders["none"]["acceptance_per_position"] == []
-    assert plus["split_ms"] == pytest.approx({"verify": 12, "draft": 4, "rest": 4})
+    assert plus["split_ms"] == pytest.approx(
+        {"verify": 12, "draft": 4, "metrics": 0.04, "rest": 3.96}
+    )
+    assert summarise(journal)["overall"]["metrics_share"] == pytest.approx(0.002)
 
 
 def test_the_best_single_static_k_is_best_over_the_whole_grid(journal: Journal) -> None:
