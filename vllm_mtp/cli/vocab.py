@@ -81,6 +81,10 @@ def compare(
         int, typer.Option(help="Committed before anything is compared.")
     ] = 20_000,
     rounds: Annotated[int, typer.Option(help="Compared rounds of each domain.")] = 4,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Of list and auto. Unset: the default for the vocabulary."),
+    ] = None,
     output: Annotated[
         Path, typer.Option(help="Folder for vocabulary-<hardware>.json and .png.")
     ] = Path(),
@@ -106,6 +110,7 @@ def compare(
             request_tokens=request_tokens,
             learning_tokens=learning_tokens,
             num_rounds=rounds,
+            rows=rows,
             output=output,
         )
         run_vocabulary_bench(options, Console())

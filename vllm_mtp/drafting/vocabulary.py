@@ -25,9 +25,12 @@ COVERAGE_HALF_LIFE_TOKENS = 2048
 ROW_MULTIPLE = 128
 """Rows on each rank: a multiple of what matrix units take at a time."""
 
-MIN_GAIN = 5e-4
-"""Share of all scores that rows must gain to be changed, where asking costs nothing:
-on a CPU the draft head is packed anew for any change."""
+MAX_MISSED_TOKENS = 1.0
+"""Committed tokens that better rows would have held, summed over refreshes, before rows
+are changed. On a CPU the draft head is packed anew for any change, which takes about
+as long as a step brings so many; elsewhere asking would cost more than moving."""
+MIN_TOKENS_BETWEEN_REFRESHES = 16
+"""As many count at least: at first only prompts are known, and nothing is committed."""
 
 RowsChanged = Callable[[torch.Tensor, torch.Tensor], None]
 """Told ``slots`` and the ``token_ids`` that are there from now on, both int64."""
@@ -73,6 +76,8 @@ class DraftVocabulary:
             self._prior[pinned] = torch.inf
         self._num_seen = torch.zeros((), device=device)
         """Committed tokens since the last refresh."""
+        self._missed = 0.0
+        """Committed tokens that better rows would have held."""
         # Committed tokens, and those of them that were members, both fading.
         self._covered = torch.zeros(2, device=device)
         self.on_rows_changed: list[RowsChanged] = []
@@ -140,7 +145,7 @@ class DraftVocabulary:
     def refresh(self) -> None:
         """Give the rows to the tokens with the highest scores."""
         best = self._best_ids()
-        if best.is_cuda or self._gain(best) > MIN_GAIN:
+        if best.is_cuda or self._have_missed_much(best):
             self._move_rows(best)
         self._scores *= torch.exp2(-self._num_seen / HALF_LIFE_TOKENS)
         self._covered *= torch.exp2(-self._num_seen / COVERAGE_HALF_LIFE_TOKENS)
@@ -169,11 +174,16 @@ class DraftVocabulary:
             ]
         )
 
-    def _gain(self, token_ids: torch.Tensor) -> float:
-        """Share of all scores that these rows have more than those in use."""
-        total = self._scores[:-1].sum()
-        more = self._scores[token_ids].sum() - self._scores[self.token_ids].sum()
-        return float(more / total.clamp(min=1.0))
+    def _have_missed_much(self, best_ids: torch.Tensor) -> bool:
+        """Whether the rows in use are so much worse by now that changing them pays."""
+        more = self._scores[best_ids].sum() - self._scores[self.token_ids].sum()
+        share = more / self._scores[:-1].sum().clamp(min=1.0)
+        num_tokens = self._num_seen.clamp(min=MIN_TOKENS_BETWEEN_REFRESHES)
+        self._missed += float(share * num_tokens)
+        if self._missed < MAX_MISSED_TOKENS:
+            return False
+        self._missed = 0.0
+        return True
 
     def _move_rows(self, token_ids: torch.Tensor) -> None:
         """Only rows that change move, where asking which ones costs nothing."""

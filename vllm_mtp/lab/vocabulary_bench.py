@@ -61,6 +61,7 @@ class VocabularyBenchOptions:
         request_tokens: Tokens of every request.
         learning_tokens: Committed before anything is compared.
         num_rounds: Compared rounds of each domain.
+        rows: Of the smaller vocabularies; None for the default number.
         output: Folder for the result.
     """
 
@@ -70,6 +71,7 @@ class VocabularyBenchOptions:
     request_tokens: int = 192
     learning_tokens: int = 20_000
     num_rounds: int = 4
+    rows: int | None = None
     output: Path = Path()
 
     def __post_init__(self) -> None:
@@ -85,6 +87,8 @@ class VocabularyBenchOptions:
             "learning_tokens": (0, 10**7),
             "num_rounds": (1, 100),
         }
+        if self.rows is not None:
+            limits["rows"] = (128, 2**20)
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -108,12 +112,15 @@ class VocabularyBenchOptions:
     def speculative_config(self, contender: str, folder: Path) -> dict[str, Any]:
         """Of an engine; the list lies in ``folder``."""
         listed = str(folder / LIST_FILE)
-        return {
+        config = {
             "method": METHOD,
             "num_speculative_tokens": self.draft_length,
             "controller": "fixed",
             "draft_vocab": listed if contender == LISTED else contender,
         }
+        if contender == AUTO and self.rows is not None:
+            config["draft_vocab_size"] = self.rows
+        return config
 
 
 def run_vocabulary_bench(
@@ -146,7 +153,8 @@ def run_vocabulary_bench(
             lengths[contender] = [length for length, _ in played]
             if contender == FULL:
                 learnt = played[: options.num_learning_rounds]
-                num_rows = _write_list(model, [t for _, t in learnt], logs)
+                tokens = [each for _, each in learnt]
+                num_rows = _write_list(model, tokens, options.rows, logs)
     result = summarise_vocabulary(lengths, num_rows, options)
     machine = machine_slug(result["provenance"]["hardware"])
     path = options.output / f"vocabulary-{machine}.json"
@@ -185,13 +193,15 @@ def _play(
     return played
 
 
-def _write_list(model: str, learnt: Sequence[Counter[int]], folder: Path) -> int:
+def _write_list(
+    model: str, learnt: Sequence[Counter[int]], num_rows: int | None, folder: Path
+) -> int:
     """A list of what was committed; returns how many rows it has."""
     known = read_model(model)
     counts = np.zeros(known.size, np.int64)
     for tokens in learnt:
         np.add.at(counts, list(tokens), list(tokens.values()))
-    listed = build_list(counts, known, None, None)
+    listed = build_list(counts, known, num_rows, None)
     (folder / LIST_FILE).write_text(listed.model_dump_json())
     return len(listed.token_ids)
 
