@@ -66,7 +66,9 @@ def test_its_rows_are_the_vocabularys_now_and_later(
         torch.testing.assert_close(rows, WEIGHT[vocabulary.token_ids])
         hidden = torch.randn(3, HIDDEN_SIZE, generator=generator)
         logits = [each.quant_method.apply(each, hidden) for each in draft_heads]
-        torch.testing.assert_close(torch.cat(logits, dim=1), hidden @ rows.t())
+        # Other kernels add in another order.
+        whole = hidden @ rows.t()
+        torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-4, atol=1e-4)
         seen = torch.randint(0, VOCAB_SIZE, (600,), generator=generator)
         vocabulary.observe(seen)
         vocabulary.refresh()
