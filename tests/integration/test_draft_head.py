@@ -61,7 +61,7 @@ def test_its_rows_are_the_vocabularys_now_and_later(
     vocabulary = DraftVocabulary(NUM_ROWS, shards, {5}, torch.device("cpu"))
     draft_heads = [DraftHead(each, vocabulary) for each in heads]
     generator = torch.Generator().manual_seed(1)
-    for _ in range(3):
+    for number in range(4):
         rows = torch.cat([each.weight for each in draft_heads])
         torch.testing.assert_close(rows, WEIGHT[vocabulary.token_ids])
         hidden = torch.randn(3, HIDDEN_SIZE, generator=generator)
@@ -72,8 +72,10 @@ def test_its_rows_are_the_vocabularys_now_and_later(
         seen = torch.randint(0, VOCAB_SIZE, (600,), generator=generator)
         vocabulary.observe(seen)
         vocabulary.refresh()
+        if number == 1:
+            vocabulary.resize(NUM_ROWS // 2)
     starts = [each.shard_indices.org_vocab_start_index for each in draft_heads]
-    assert starts == [rank * NUM_ROWS // num_ranks for rank in range(num_ranks)]
+    assert starts == [rank * NUM_ROWS // 2 // num_ranks for rank in range(num_ranks)]
 
 
 def test_a_bias_is_that_of_the_rows() -> None:

@@ -82,8 +82,8 @@ class DraftVocabulary:
         self._covered = torch.zeros(2, device=device)
         self.on_rows_changed: list[RowsChanged] = []
         self.token_ids = self._best_ids()
-        """``[num_rows]`` int64: the token that each row proposes. Never another
-        tensor, so that a CUDA graph may hold it."""
+        """``[num_rows]`` int64: the token that each row proposes. The same tensor
+        until ``resize``, so that a CUDA graph may hold it."""
         self._is_member[self.token_ids] = True
 
     # -- what is asked --------------------------------------------------------------
@@ -150,6 +150,33 @@ class DraftVocabulary:
         self._scores *= torch.exp2(-self._num_seen / HALF_LIFE_TOKENS)
         self._covered *= torch.exp2(-self._num_seen / COVERAGE_HALF_LIFE_TOKENS)
         self._num_seen.zero_()
+
+    def resize(self, num_rows: int) -> None:
+        """Have another number of rows, for the tokens with the highest scores.
+
+        What is known of the coverage is forgotten: it was that of other rows.
+
+        Args:
+            num_rows: Of all ranks together, a multiple of their number.
+        """
+        self.num_rows = num_rows
+        self._rows_per_shard = num_rows // len(self._shards)
+        self.token_ids = self._best_ids()
+        self._is_member = torch.zeros_like(self._is_member)
+        self._is_member[self.token_ids] = True
+        self._covered.zero_()
+        slots = torch.arange(num_rows, device=self.token_ids.device)
+        for tell in self.on_rows_changed:
+            tell(slots, self.token_ids)
+
+    def share_of_best(self, num_rows: int) -> float:
+        """Share of all scores that the best rows of another number would have.
+
+        Of the past that chose them, so more than they will cover. Waits for the device.
+        """
+        scores, per_shard = self._scores[:-1], num_rows // len(self._shards)
+        held = [scores[first:end].topk(per_shard)[0] for first, end in self._shards]
+        return float(torch.cat(held).sum() / scores.sum().clamp(min=1.0))
 
     def prefer(self, token_ids: Sequence[int]) -> None:
         """Begin with a list that was made beforehand.

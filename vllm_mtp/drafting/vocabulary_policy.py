@@ -21,6 +21,14 @@ ENOUGH_COVERAGE, TOO_LITTLE_COVERAGE = 0.97, 0.95
 """A draft of three tokens, each covered with 0.97, loses at most 3 % of its acceptance
 length at 0.8 per token; the smaller head makes up for it where drafting is a tenth of
 a step or more. Apart, so that it does not thrash."""
+ROOMY_COVERAGE, TIGHT_COVERAGE = 0.998, 0.993
+"""Above the first, half as many rows will do; below the second, twice as many are
+better. A missed token costs a draft about two: 0.7 % of them, 1 % of the acceptance
+length or a little more."""
+MIN_TOKENS_TO_RESIZE = 1024
+FEWEST_ROWS = 1024
+REFRESHES_BEFORE_SHRINKING_AGAIN = 64
+"""After it was too tight."""
 POOR_COVERAGE, MIN_TOKENS_TO_COMPLAIN = 0.9, 4096
 """Of a list that a user made."""
 
@@ -29,7 +37,12 @@ class VocabularyPolicy:
     """Keeps a vocabulary up to date and says whether to draft from it."""
 
     def __init__(
-        self, vocabulary: DraftVocabulary, *, is_fixed: bool, may_switch: bool
+        self,
+        vocabulary: DraftVocabulary,
+        *,
+        is_fixed: bool,
+        may_switch: bool,
+        may_resize: bool = False,
     ) -> None:
         """Nothing is known of the traffic yet.
 
@@ -38,12 +51,16 @@ class VocabularyPolicy:
             is_fixed: Its rows are a list that stays.
             may_switch: Drafting may go back to the whole head. Not where CUDA graphs
                 have been made of it.
+            may_resize: The rows may become fewer, and as many as now again.
         """
         self.vocabulary = vocabulary
         self.is_active = is_fixed or not may_switch
         self.known_coverage: float | None = None
         """Share of the tokens committed lately that it holds, when it was last asked.
         Never where nothing depends on it: asking waits for the device."""
+        self._may_resize = may_resize and may_switch and not is_fixed
+        self._most_rows = vocabulary.num_rows
+        self._refreshes_to_shrinking = 0
         self._is_fixed = is_fixed
         self._may_switch = may_switch and not is_fixed
         self._steps_to_refresh = 0
@@ -86,9 +103,30 @@ class VocabularyPolicy:
 
     def _switch(self) -> None:
         share, num_tokens = self.vocabulary.coverage()
+        if num_tokens < MIN_TOKENS:
+            return
         needed = TOO_LITTLE_COVERAGE if self.is_active else ENOUGH_COVERAGE
-        self.is_active = num_tokens >= MIN_TOKENS and share >= needed
+        self.is_active = share >= needed
         self.known_coverage = share
+        if self._may_resize and num_tokens >= MIN_TOKENS_TO_RESIZE:
+            self._resize(share)
+
+    def _resize(self, share: float) -> None:
+        """Fewer rows where they cover as much, more where they cover too little."""
+        self._refreshes_to_shrinking -= 1
+        num_rows = self.vocabulary.num_rows
+        if share < TIGHT_COVERAGE:
+            self._refreshes_to_shrinking = REFRESHES_BEFORE_SHRINKING_AGAIN
+            if num_rows < self._most_rows:
+                self.vocabulary.resize(min(2 * num_rows, self._most_rows))
+        elif (
+            share > ROOMY_COVERAGE
+            and self._refreshes_to_shrinking <= 0
+            and num_rows % 2 == 0
+            and num_rows // 2 >= FEWEST_ROWS
+            and self.vocabulary.share_of_best(num_rows // 2) > ROOMY_COVERAGE
+        ):
+            self.vocabulary.resize(num_rows // 2)
 
     def _complaint(self, count: Callable[[], None]) -> str | None:
         if self._steps_to_warning > 0:

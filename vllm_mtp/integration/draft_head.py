@@ -65,20 +65,15 @@ class DraftHead(nn.Module):
         super().__init__()
         self.tp_size = head.tp_size
         self.quant_method = UnquantizedEmbeddingMethod()
-        num_rows = vocabulary.num_rows // head.tp_size
-        first_row = head.tp_rank * num_rows
-        self.shard_indices = _ShardIndices(first_row)
-        self._own = slice(first_row, first_row + num_rows)
+        self.tp_rank = head.tp_rank
         self._first_id = shards_of(head)[head.tp_rank].first
         # Not a submodule: its weights are another's.
         self._read_rows: Callable[[torch.Tensor], torch.Tensor] = lambda rows: _rows_of(
             head, rows
         )
         self._vocabulary = vocabulary
-        self.register_buffer(
-            "weight", self._read(vocabulary.token_ids[self._own]), False
-        )
-        self._pack()
+        self.register_buffer("weight", torch.empty(0), False)
+        self._begin_anew()
         vocabulary.on_rows_changed.append(self._follow)
 
     def bias_of(self, bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -94,7 +89,19 @@ class DraftHead(nn.Module):
     ) -> torch.Tensor:
         return self._read_rows(token_ids - self._first_id)
 
+    def _begin_anew(self) -> None:
+        """Read all rows, however many the vocabulary has by now."""
+        num_rows = self._vocabulary.num_rows // self.tp_size
+        first_row = self.tp_rank * num_rows
+        self.shard_indices = _ShardIndices(first_row)
+        self._own = slice(first_row, first_row + num_rows)
+        self.weight = self._read(self._vocabulary.token_ids[self._own])
+        self._pack()
+
     def _follow(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+        if self._vocabulary.num_rows != self.weight.shape[0] * self.tp_size:
+            self._begin_anew()
+            return
         if slots.is_cuda:  # all of them; asking which are ours would wait
             self.weight.copy_(self._read(token_ids[self._own]))
             return

@@ -235,6 +235,8 @@ class VocabularyDrafting:
             vocabulary,
             is_fixed=listed is not None,
             may_switch=not drafts_in_full_graphs(self._config),
+            may_resize=own.draft_vocab_size is None
+            and not self._config.use_v2_model_runner,
         )
 
 

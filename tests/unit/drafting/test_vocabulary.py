@@ -206,3 +206,25 @@ def test_rows_stay_while_others_would_hardly_be_worth_more() -> None:
         refreshes += 1
     assert 3 < refreshes < 60, "2 tokens of 92 each time, but they add up"
     assert members(vocabulary) == {10, 11, 12, 14}
+
+
+def test_another_number_of_rows_goes_to_the_best_and_everyone_is_told() -> None:
+    vocabulary = DraftVocabulary(8, TWO_SHARDS, {39}, CPU)
+    told: list[tuple[list[int], list[int]]] = []
+    vocabulary.on_rows_changed.append(
+        lambda slots, ids: told.append((slots.tolist(), ids.tolist()))
+    )
+    commit(vocabulary, 10, 11, 30, times=5)
+    commit(vocabulary, 12, 31)
+    assert vocabulary.share_of_best(4) == pytest.approx(16 / 17)
+    vocabulary.resize(4)
+    assert members(vocabulary) == {10, 11, 30, 39}
+    assert told == [([0, 1, 2, 3], vocabulary.token_ids.tolist())]
+    assert vocabulary.coverage() == (0.0, 0.0), "that was of other rows"
+    commit(vocabulary, 10, 12)
+    assert vocabulary.coverage()[0] == pytest.approx(0.5)
+    vocabulary.resize(8)
+    assert {10, 11, 12, 30, 31, 39} <= members(vocabulary)
+    values = torch.arange(8.0)[None]
+    whole = vocabulary.spread(values, -1.0)
+    assert whole[0, vocabulary.token_ids].tolist() == values[0].tolist()

@@ -129,3 +129,59 @@ def test_committed_tokens_are_counted_where_they_matter(is_fixed: bool) -> None:
         policy.before_drafting(count)
     assert num_counts == 1
     assert vocabulary.coverage()[1] > 0
+
+
+@pytest.fixture
+def sizing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[VocabularyPolicy, DraftVocabulary]:
+    """A policy that may choose how many rows there are, two at least."""
+    monkeypatch.setattr("vllm_mtp.drafting.vocabulary_policy.FEWEST_ROWS", 2)
+    vocabulary = DraftVocabulary(8, [Shard(0, VOCAB_SIZE)], set(), torch.device("cpu"))
+    policy = VocabularyPolicy(
+        vocabulary, is_fixed=False, may_switch=True, may_resize=True
+    )
+    return policy, vocabulary
+
+
+def serve(
+    sizing: tuple[VocabularyPolicy, DraftVocabulary],
+    token_ids: list[int],
+    refreshes: int,
+) -> list[int]:
+    """Refresh after refresh of the same text; how many rows there were after each."""
+    policy, vocabulary = sizing
+    found = []
+    for _ in range(refreshes):
+        commit(vocabulary, token_ids, 4 * MIN_TOKENS)
+        draft(policy)
+        found.append(vocabulary.num_rows)
+    return found
+
+
+def test_rows_that_nobody_needs_are_given_up(
+    sizing: tuple[VocabularyPolicy, DraftVocabulary],
+) -> None:
+    policy, _ = sizing
+    rows = serve(sizing, [1, 2, 3, 4], 8)
+    assert rows[-1] == 4, "two would cover half"
+    assert sorted(rows, reverse=True) == rows
+    assert policy.is_active
+
+
+def test_rows_come_back_when_they_are_missed_and_stay(
+    sizing: tuple[VocabularyPolicy, DraftVocabulary],
+) -> None:
+    policy, vocabulary = sizing
+    assert serve(sizing, [1, 2], 8)[-1] == 2
+    # One token in 32 lies outside: enough to stay in use, too much to stay small.
+    rows = serve(sizing, [1] * 16 + [2] * 15 + [30], 12)
+    assert rows[-1] > 2
+    assert policy.is_active
+    commit(vocabulary, [1, 2], 2**16)
+    assert serve(sizing, [1, 2], 6)[-1] == rows[-1], "not at once again"
+
+
+def test_a_number_that_the_user_chose_stays() -> None:
+    policy, vocabulary = make_policy()
+    assert serve((policy, vocabulary), [1, 2], 8) == [8] * 8
