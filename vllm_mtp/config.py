@@ -93,9 +93,9 @@ class MTPPlusConfig(BaseModel):
         le=2**20,
         description=(
             "Rows of the draft head; rounded up to a multiple of 128 for each rank. "
-            "Unset: a quarter of the vocabulary, at most 16384, none below 1024, and on "
-            "Model Runner V1 fewer while they cover 99.8 % of what is committed; with a "
-            "file as many as it has."
+            "Unset: a quarter of the vocabulary, at most 16384, none below 1024, and "
+            "on Model Runner V1 fewer while they cover 99.8 % of what is committed; "
+            "with a file as many as it has."
         ),
     )
     rejection_sample_method: Literal["standard", "block"] = Field(

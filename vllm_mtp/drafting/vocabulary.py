@@ -26,9 +26,10 @@ ROW_MULTIPLE = 128
 """Rows on each rank: a multiple of what matrix units take at a time."""
 
 MAX_MISSED_TOKENS = 1.0
-"""Committed tokens that better rows would have held, summed over refreshes, before rows
-are changed. On a CPU the draft head is packed anew for any change, which takes about
-as long as a step brings so many; elsewhere asking would cost more than moving."""
+"""Committed tokens that rows did not hold, and those that better rows are expected to
+hold until the next refresh, before rows are changed. On a CPU the draft head is packed
+anew for any change, which takes as long as a step or a part of one; elsewhere asking
+would cost more than moving."""
 MIN_TOKENS_BETWEEN_REFRESHES = 16
 """As many count at least: at first only prompts are known, and nothing is committed."""
 
@@ -77,7 +78,9 @@ class DraftVocabulary:
         self._num_seen = torch.zeros((), device=device)
         """Committed tokens since the last refresh."""
         self._missed = 0.0
-        """Committed tokens that better rows would have held."""
+        """Tokens that better rows would have held, as far as scores tell."""
+        self._num_missed = torch.zeros((), device=device)
+        """Committed tokens that rows did not hold, since they changed last."""
         # Committed tokens, and those of them that were members, both fading.
         self._covered = torch.zeros(2, device=device)
         self.on_rows_changed: list[RowsChanged] = []
@@ -128,9 +131,11 @@ class DraftVocabulary:
         ids = ids.masked_fill(~is_token, self.vocab_size)
         weights = is_token.float()
         self._scores.index_add_(0, ids, weights)
-        self._num_seen += weights.sum()
+        num_tokens = weights.sum()
         num_members = (weights * self._is_member[ids]).sum()
-        self._covered += torch.stack((weights.sum(), num_members))
+        self._num_seen += num_tokens
+        self._num_missed += num_tokens - num_members
+        self._covered += torch.stack((num_tokens, num_members))
 
     def expect(
         self,
@@ -207,9 +212,10 @@ class DraftVocabulary:
         share = more / self._scores[:-1].sum().clamp(min=1.0)
         num_tokens = self._num_seen.clamp(min=MIN_TOKENS_BETWEEN_REFRESHES)
         self._missed += float(share * num_tokens)
-        if self._missed < MAX_MISSED_TOKENS:
+        if more <= 0.0 or self._missed + self._num_missed < MAX_MISSED_TOKENS:
             return False
         self._missed = 0.0
+        self._num_missed.zero_()
         return True
 
     def _move_rows(self, token_ids: torch.Tensor) -> None:

@@ -200,12 +200,13 @@ def test_rows_stay_while_others_would_hardly_be_worth_more() -> None:
     assert members(vocabulary) == {10, 11, 12, 13}
     refreshes = 0
     while 14 not in members(vocabulary):
-        commit(vocabulary, 14, times=2)
-        commit(vocabulary, 10, 11, 12, times=30)
+        vocabulary.expect(torch.tensor([10, 11, 12, 14]))
         vocabulary.refresh()
         refreshes += 1
-    assert 3 < refreshes < 60, "2 tokens of 92 each time, but they add up"
-    assert members(vocabulary) == {10, 11, 12, 14}
+    assert 3 < refreshes < 60, "of prompts, a few tokens of thousands; but they add up"
+    commit(vocabulary, 15, times=2 * refreshes)
+    vocabulary.refresh()
+    assert members(vocabulary) == {10, 11, 12, 15}, "missed: at once"
 
 
 def test_another_number_of_rows_goes_to_the_best_and_everyone_is_told() -> None:
