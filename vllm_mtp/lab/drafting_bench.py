@@ -3,7 +3,7 @@
 All contenders draft the same fixed number of tokens, so that nothing but the drafts
 differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary and with a part of
 it. Where requests are sampled, vLLM drafts greedily or draws with the temperature
-alone. All serve the same requests, step by step in turns (`grid_engines`); every round
+alone. All serve the same requests in short turns (`grid_engines`); every round
 has other prompts, so what a draft vocabulary has learnt is not what is asked next.
 
 Result (JSON)::

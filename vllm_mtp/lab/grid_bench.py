@@ -10,9 +10,9 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
    hopelessly behind here is measured no further,
 3. `mtp_plus` serves the same load untimed until its controller has settled, as on a
    server that has been up for half a minute (what settling costs: trace lab),
-4. in every repeat all contenders do one round together: step by step, always the one
-   whose clock is behind. A machine that is disturbed for longer than a few steps is
-   so for all. Who begins rotates; ratios are paired within a repeat. A static K that
+4. in every repeat all contenders do one round together: in turns of a fifth of a
+   second, always the one whose clock is behind. A machine that is disturbed for longer
+   is so for all. Who begins rotates; ratios are paired within a repeat. A static K that
    was far behind the best one in the first repeat cannot be the best of its cell and
    is spared the others. A cell is measured again, by those whom it is about, until
    it is clear on which side of its limits it lies (``grid_repeats.py``).

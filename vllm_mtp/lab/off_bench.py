@@ -1,6 +1,6 @@
 """What `mtp_plus` costs while it does not draft: every request pinned to K = 0.
 
-Three engines serve the same requests, step by step in turns: one without speculation,
+Three engines serve the same requests in short turns: one without speculation,
 the same once more, and `mtp_plus` with K = 0 pinned by the request. How far the two
 alike ones are apart says what this machine can tell.
 
