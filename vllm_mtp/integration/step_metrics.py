@@ -155,12 +155,13 @@ class StepMetrics:
         num_tokens = outcome.num_decode_requests + outcome.num_accepted_tokens
         stats.num_tokens += num_tokens
         known = self._estimate(outcome)
-        if known is None:
+        expected_s = known.target_s + known.verify_s + known.draft_s if known else 0.0
+        if known is None or expected_s <= 0.0:
             _add(stats.seconds, WHOLE, seconds)
             return
         stats.promised_tokens += seconds * known.goodput
         # The machine may be slower or faster now than what was learnt of it.
-        scale = seconds / (known.target_s + known.verify_s + known.draft_s)
+        scale = seconds / expected_s
         _add(stats.seconds, TARGET, scale * known.target_s)
         _add(stats.seconds, VERIFY, scale * known.verify_s)
         _add(stats.seconds, DRAFT, scale * known.draft_s)
