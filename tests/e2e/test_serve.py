@@ -212,6 +212,7 @@ def test_a_response_says_what_became_of_its_drafts(
     num_steps = drafts["num_spec_steps"]
     assert 0 < drafts["num_accepted_draft_tokens"] < drafts["num_draft_tokens"]
     assert drafts["num_draft_tokens"] == 3 * num_steps
+    assert drafts["mean_draft_length"] == 3.0
     histogram = drafts["acceptance_histogram"]
     assert sum(histogram) == num_steps
     assert histogram[4:] == [0] * (len(histogram) - 4)

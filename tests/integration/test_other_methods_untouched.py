@@ -27,6 +27,9 @@ def touched_classes() -> list[type]:
     """Every class of vLLM that the plugin subclasses or wraps."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.loggers import StatLoggerManager
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.spec_decode.eagle import EagleProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -38,6 +41,9 @@ def touched_classes() -> list[type]:
     return [
         AsyncScheduler,
         Scheduler,
+        InputProcessor,
+        StatLoggerManager,
+        RequestSpecDecodeMetrics,
         RejectionSampler,
         EagleProposer,
         SpecDecodeBaseProposer,

@@ -7,7 +7,12 @@ from vllm.logger import init_logger
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.control import tracing
-from vllm_mtp.integration import compat, request_validation, stat_logger
+from vllm_mtp.integration import (
+    compat,
+    request_validation,
+    response_metrics,
+    stat_logger,
+)
 from vllm_mtp.integration.settings import settings_of, trace_path
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
@@ -47,6 +52,7 @@ def name_our_classes(config: VllmConfig) -> None:
     is_async = bool(config.scheduler_config.async_scheduling)
     request_validation.install()
     stat_logger.install()
+    response_metrics.install()
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None

@@ -25,12 +25,6 @@ def install() -> None:
         setattr(InputProcessor, _NAME, _wrap(original))
 
 
-def uninstall() -> None:
-    """Put vLLM's own function back."""
-    current = InputProcessor.__dict__[_NAME]
-    setattr(InputProcessor, _NAME, getattr(current, "__wrapped__", current))
-
-
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:

@@ -87,7 +87,8 @@ SEAMS: tuple[Seam, ...] = (
         ("params",),
     ),
     Seam("core", "vllm.exceptions.VLLMValidationError", ("message", "parameter")),
-    # Statistics (step_metrics.py, stat_logger.py, vocabulary_news.py)
+    # Statistics (step_metrics.py, stat_logger.py, vocabulary_news.py,
+    # response_metrics.py)
     Seam("core", _SCHED + "scheduler.Scheduler.make_stats"),
     Seam("core", "vllm.v1.metrics.stats.SchedulerStats", ("kv_connector_stats",)),
     Seam(
@@ -100,6 +101,7 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.metrics.loggers.AggregateStatLoggerBase.record",
         ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
     ),
+    Seam("core", "vllm.v1.metrics.stats.RequestSpecDecodeMetrics.to_dict"),
     Seam("core", "vllm.v1.outputs.ModelRunnerOutput"),
     Seam("core", "vllm.v1.outputs.AsyncModelRunnerOutput.get_output"),
     # Worker (worker.py)

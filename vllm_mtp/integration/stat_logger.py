@@ -92,13 +92,6 @@ def install() -> None:
         StatLoggerManager.__init__ = _wrap(original)
 
 
-def uninstall() -> None:
-    """Put vLLM's own function back."""
-    current = StatLoggerManager.__init__
-    original = getattr(current, "__wrapped__", current)
-    StatLoggerManager.__init__ = original
-
-
 def _wrap(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

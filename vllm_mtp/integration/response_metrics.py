@@ -1,0 +1,33 @@
+"""Responses also say the mean K of their request, beside vLLM's figures."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+_NAME = "to_dict"
+MEAN_DRAFT_LENGTH = "mean_draft_length"
+"""Draft tokens that a verification looked at, in the mean; 0 without any."""
+
+
+def install() -> None:
+    """Wrap what makes a response's figures; twice changes nothing.
+
+    Called when an engine with our method is configured: servers of other methods keep
+    vLLM's own function.
+    """
+    original = RequestSpecDecodeMetrics.__dict__[_NAME]
+    if not hasattr(original, "__wrapped__"):
+        setattr(RequestSpecDecodeMetrics, _NAME, _wrap(original))
+
+
+def _wrap(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def to_dict(self: Any) -> dict[str, Any]:
+        figures = original(self)
+        num_steps = figures["num_spec_steps"]
+        mean = figures["num_draft_tokens"] / num_steps if num_steps else 0.0
+        return {MEAN_DRAFT_LENGTH: mean, **figures}
+
+    return to_dict
