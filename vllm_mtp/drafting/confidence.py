@@ -11,7 +11,7 @@ def take_first_choice(
     # [num_requests, vocab_size]
     logits: torch.Tensor,
 ) -> tuple[torch.Tensor, list[float]]:
-    """First choice and confidence of each row. The logits are spoilt.
+    """First choice and confidence of each row. The logits may be spoilt.
 
     Returns:
         ``[num_requests]`` int64, and ``[num_requests]`` on the host.
