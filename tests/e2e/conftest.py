@@ -65,6 +65,7 @@ def restrictions() -> list[dict[str, Any]]:
         {"repetition_penalty": 1.3},
         {"presence_penalty": 0.8, "frequency_penalty": 0.6},
         {"allowed_token_ids": list(range(256, 1500))},
+        {"logit_bias": {i: 2.5 for i in range(300, 400)}, "repetition_penalty": 1.3},
         {"bad_words": ["self", "return", "the"]},
         {"min_tokens": 24, "ignore_eos": False, "stop": ["\n"]},
         {"structured_outputs": number},

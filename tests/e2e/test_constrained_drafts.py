@@ -12,6 +12,7 @@ NUM_PROMPTS, NUM_TOKENS = 12, 40
 KINDS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.4},
     "presence and frequency": {"presence_penalty": 1.2, "frequency_penalty": 0.8},
+    "bias": {"logit_bias": {i: 4.0 if i % 2 else -4.0 for i in range(3, 1003)}},
     "allowed tokens": {"allowed_token_ids": list(range(3, 16384, 2))},
     "bad words": {"bad_words": ["self", "return", "def", "the", "if", "=", "None"]},
 }

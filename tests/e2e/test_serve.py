@@ -127,6 +127,35 @@ def test_sampling_with_a_seed_is_answered_alike_twice(
     assert len(answers) == 1
 
 
+def test_min_p_and_biases_are_served_though_vllm_refuses_them_when_it_speculates(
+    client: OpenAI, reference: Reference
+) -> None:
+    """A bias that leaves one token, and a ``min_p`` that does."""
+    chosen = 300
+    biased = client.completions.create(
+        model=MODEL,
+        prompt=list(reference.prompts[1]),
+        max_tokens=8,
+        temperature=1.0,
+        logit_bias={str(chosen): 100},
+        extra_body={"return_token_ids": True},
+    )
+    assert biased.choices[0].token_ids == [chosen] * 8
+    greedy, nearly = (
+        client.completions.create(
+            model=MODEL,
+            prompt=list(reference.prompts[1]),
+            max_tokens=24,
+            temperature=temperature,
+            extra_body={"min_p": 1.0},
+        )
+        .choices[0]
+        .text
+        for temperature in (0.0, 1.0)
+    )
+    assert nearly == greedy
+
+
 def test_the_server_reports_its_acceptance(server: Server, client: OpenAI) -> None:
     families = text_string_to_metric_families(http_get(f"{server.url}/metrics"))
     totals = {

@@ -25,6 +25,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def touched_classes() -> list[type]:
     """Every class of vLLM that the plugin subclasses or wraps."""
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.input_processor import InputProcessor
@@ -42,6 +43,7 @@ def touched_classes() -> list[type]:
         AsyncScheduler,
         Scheduler,
         InputProcessor,
+        SamplingParams,
         StatLoggerManager,
         RequestSpecDecodeMetrics,
         RejectionSampler,
@@ -116,3 +118,15 @@ def test_registering_twice_wraps_once_and_can_be_undone() -> None:
     engine_args.uninstall()
     assert EngineArgs.create_engine_config is original
     register()
+
+
+def test_what_vllm_refuses_when_it_speculates_it_goes_on_refusing() -> None:
+    """Even in a process that has had an engine with our method."""
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    from vllm_mtp.integration import request_validation
+
+    request_validation.install()
+    with pytest.raises(VLLMValidationError, match="min_p"):
+        SamplingParams(min_p=0.1)._validate_spec_decode(object())

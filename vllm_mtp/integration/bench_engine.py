@@ -139,10 +139,10 @@ class BenchEngine:
         return {}
 
     def step(self, seconds: float = 0.0) -> dict[str, Any]:
-        """A step of the round, and more of them as long as these seconds last."""
+        """A step after a pause, and more of them as long as these seconds last."""
         assert self._round is not None, "step before begin"
+        is_done = not self._round.step(after_pause=True)
         end_s = self._round.clock.seconds + seconds
-        is_done = not self._round.step()
         while not is_done and self._round.clock.seconds < end_s:
             is_done = not self._round.step()
         return {"is_done": is_done, "seconds": self._round.clock.seconds}
@@ -170,7 +170,8 @@ class BenchEngine:
             concurrency: see ``begin``.
         """
         self.begin(waves, concurrency)
-        while not self.step()["is_done"]:
+        assert self._round is not None
+        while self._round.step():
             pass
         return self.result()
 

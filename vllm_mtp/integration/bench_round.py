@@ -52,9 +52,10 @@ class Clock:
     """Steps, their time and their tokens.
 
     The *decode* figures are of the steps in which every running request has had its
-    first token: what a prompt costs is not in them. The *full* figures are of those
-    of them in which as many requests run as the round is about: how a batch drains
-    depends on which request is slow, and is another concurrency.
+    first token: what a prompt costs is not in them, nor a step after a pause. The
+    *full* figures are of those of them in which as many requests run as the round is
+    about: how a batch drains depends on which request is slow, and is another
+    concurrency.
     """
 
     seconds: float = 0.0
@@ -122,8 +123,14 @@ class Round:
         self._running: dict[str, int] = {}
         self._prefilling: set[str] = set()
 
-    def step(self) -> bool:
-        """Let the engine do one step; returns whether there is more to do."""
+    def step(self, after_pause: bool = False) -> bool:
+        """Let the engine do one step; returns whether there is more to do.
+
+        Args:
+            after_pause: Others have had the processor. Its caches hold nothing of this
+                engine, which costs a step up to a sixth and the more, the more it does
+                besides arithmetic; on a server that goes on that does not happen.
+        """
         if not self._queue and not self._running and self._waves:
             self._queue.extend(self._waves.popleft())
         started_at_s = time.perf_counter()
@@ -132,7 +139,7 @@ class Round:
             self._running[name] = len(self._token_ids)
             self._token_ids.append([])
             self._prefilling.add(name)
-        is_decode = not self._prefilling
+        is_decode = not self._prefilling and not after_pause
         if self.parts is not None:
             self.parts.is_counting = is_decode
         num_tokens, num_requests = 0, len(self._running)

@@ -1,10 +1,10 @@
 """Model Runner V1: what a request forbids or discourages, told to its drafts, too.
 
-The target samples with penalties, allowed tokens and bad words; vLLM's drafters know of
-none of them, so they propose what cannot be accepted, or what the target has been told
-to avoid. Here each draft step gets the same treatment by the same functions of vLLM, as
-if the draft had been committed so far. Drafts stay drafts: whatever is proposed, the
-acceptance test makes the output the target's.
+The target samples with biases, penalties, allowed tokens and bad words; vLLM's drafters
+know of none of them, so they propose what cannot be accepted, or what the target has
+been told to avoid. Here each draft step gets the same treatment by the same functions
+of vLLM, as if the draft had been committed so far. Drafts stay drafts: whatever is
+proposed, the acceptance test makes the output the target's.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from vllm.v1.sample.ops.bad_words import apply_bad_words
 from vllm.v1.sample.ops.penalties import _convert_to_tensors
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.integration.logits_processors_v1 import bias_of
 
 _NO_TOKEN = -1
 
@@ -53,6 +54,7 @@ class DraftConstraints:
         self._sampling = self._outputs = None
         if sampling_metadata is not None and (
             _has_penalties(sampling_metadata)
+            or bias_of(sampling_metadata) is not None
             or sampling_metadata.allowed_token_ids_mask is not None
             or self._heeds_bad_words(sampling_metadata)
         ):
@@ -93,7 +95,11 @@ class DraftConstraints:
         if sampling is None or len(logits) != len(sampling.presence_penalties):
             return logits
         changed = logits.clone()
-        if _has_penalties(sampling) or self._heeds_bad_words(sampling):
+        if (
+            _has_penalties(sampling)
+            or bias_of(sampling) is not None
+            or self._heeds_bad_words(sampling)
+        ):
             changed = _through_whole(changed, vocabulary, self._change_whole)
         if (forbidden := sampling.allowed_token_ids_mask) is not None:
             if vocabulary is not None:
@@ -108,6 +114,8 @@ class DraftConstraints:
     ) -> None:
         """Change logits in place."""
         sampling = self._sampling
+        if (bias := bias_of(sampling)) is not None:
+            bias.apply(logits)
         if _has_penalties(sampling):
             apply_penalties(
                 logits,

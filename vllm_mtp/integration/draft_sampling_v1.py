@@ -9,6 +9,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.drafting.temperature import DraftTemperature
 from vllm_mtp.integration.draft_sampling import draws_drafts
+from vllm_mtp.integration.logits_processors_v1 import min_p_of
 
 _GREEDY_TEMPERATURE = 1e-5
 
@@ -21,8 +22,8 @@ many requests over a whole vocabulary, are not kept, and drafts are chosen inste
 class DrawsLikeTarget(SpecDecodeBaseProposer):
     """Mixin of drafters: sampled requests get drafts drawn with their own parameters.
 
-    vLLM applies the temperature alone. A request's top-k and top-p cut off tokens that
-    the target will never sample, so a draft of them is wasted.
+    vLLM applies the temperature alone. A request's top-k, top-p and min-p cut off
+    tokens that the target will never sample, so a draft of them is wasted.
     """
 
     draft_temperature: DraftTemperature
@@ -69,14 +70,18 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
     ) -> torch.Tensor:
         """Logits that vLLM, dividing by the temperature, makes the wanted proposal."""
         logits = logits.float() / self.draft_temperature.factor
-        if sampling_metadata.top_k is None and sampling_metadata.top_p is None:
+        min_p = min_p_of(sampling_metadata)
+        top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
+        if top_k is None and top_p is None and min_p is None:
             return logits
         temperature = sampling_metadata.temperature[:, None]
         temperature = temperature.masked_fill(temperature < _GREEDY_TEMPERATURE, 1.0)
-        top_k = sampling_metadata.top_k
+        scaled = logits / temperature
+        if min_p is not None:
+            min_p.apply(scaled)
         if top_k is not None:  # unset it is the size of the whole vocabulary
             top_k = top_k.clamp(max=logits.shape[1])
-        kept = apply_top_k_top_p(logits / temperature, top_k, sampling_metadata.top_p)
+        kept = apply_top_k_top_p(scaled, top_k, top_p)
         return kept.mul_(temperature)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-_NAME = "to_dict"
+from vllm_mtp.integration.wrapping import wrap_once
+
 MEAN_DRAFT_LENGTH = "mean_draft_length"
 """Draft tokens that a verification looked at, in the mean; 0 without any."""
 
@@ -17,9 +18,7 @@ def install() -> None:
     Called when an engine with our method is configured: servers of other methods keep
     vLLM's own function.
     """
-    original = RequestSpecDecodeMetrics.__dict__[_NAME]
-    if not hasattr(original, "__wrapped__"):
-        setattr(RequestSpecDecodeMetrics, _NAME, _wrap(original))
+    wrap_once(RequestSpecDecodeMetrics, "to_dict", _wrap)
 
 
 def _wrap(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -9,6 +9,7 @@ _V1 = "vllm.v1.spec_decode."
 _PROPOSER = _V1 + "llm_base_proposer.SpecDecodeBaseProposer."
 _V2 = "vllm.v1.worker.gpu.spec_decode."
 _SCHED = "vllm.v1.core.sched."
+_PROCESSORS = "vllm.v1.sample.logits_processor.builtin."
 _LAYERS = "vllm.model_executor.layers."
 
 
@@ -85,6 +86,11 @@ SEAMS: tuple[Seam, ...] = (
         "core",
         "vllm.v1.engine.input_processor.InputProcessor._validate_params",
         ("params",),
+    ),
+    Seam(
+        "core",
+        "vllm.sampling_params.SamplingParams._validate_spec_decode",
+        ("speculative_config",),
     ),
     Seam("core", "vllm.exceptions.VLLMValidationError", ("message", "parameter")),
     # Statistics (step_metrics.py, stat_logger.py, vocabulary_news.py,
@@ -313,6 +319,27 @@ SEAMS: tuple[Seam, ...] = (
         ("num_tokens", "num_draft_tokens", "generators", "device"),
     ),
     Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE"),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
+        ("logits", "sampling_metadata", "metadata"),
+    ),
+    # Biases and min_p of draft tokens (logits_processors_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.build_logitsprocs",
+        (
+            "vllm_config",
+            "device",
+            "is_pin_memory",
+            "is_pooling_model",
+            "custom_logitsprocs",
+        ),
+    ),
+    Seam("v1", "vllm.v1.sample.logits_processor.LogitsProcessors"),
+    Seam("v1", _PROCESSORS + "LogitBiasLogitsProcessor.apply", ("logits",)),
+    Seam("v1", _PROCESSORS + "MinPLogitsProcessor.apply", ("logits",)),
+    Seam("v1", _PROCESSORS + "MinTokensLogitsProcessor"),
     # Drafts of sampled and of structured requests (draft_sampling_v1, grammar_v1.py)
     Seam(
         "v1",

@@ -15,6 +15,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager
 
 from vllm_mtp.integration.settings import SETTINGS_KEY
 from vllm_mtp.integration.step_metrics import STATS_KEY
+from vllm_mtp.integration.wrapping import wrap_once
 from vllm_mtp.metrics.log_line import describe
 from vllm_mtp.metrics.prometheus import SpeculationMetrics
 from vllm_mtp.metrics.stats import SpeculationStats
@@ -87,9 +88,7 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
 
 def install() -> None:
     """Let our logger join vLLM's, for engines with our method. Safe to call twice."""
-    original = StatLoggerManager.__init__
-    if not hasattr(original, "__wrapped__"):
-        StatLoggerManager.__init__ = _wrap(original)
+    wrap_once(StatLoggerManager, "__init__", _wrap)
 
 
 def _wrap(original: Callable[..., None]) -> Callable[..., None]:

@@ -11,6 +11,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from vllm_mtp.drafting.temperature import MAX_ROWS
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.integration.logits_processors_v1 import add_bias, cut_by_min_p
 from vllm_mtp.verification.block import sample_block
 
 _STEPS_BETWEEN_LESSONS = 4
@@ -52,6 +53,20 @@ class MTPPlusRejectionSampler(RejectionSampler):
         if self.after_verification is not None:
             self.after_verification(output.sampled_token_ids)
         return output
+
+    def apply_logits_processors(
+        self,
+        # [num_draft_tokens, vocab_size]
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+        metadata: Any,
+    ) -> torch.Tensor:
+        lengths = metadata.num_draft_tokens
+        # Biases add, penalties scale: in the order of vLLM's sampler.
+        add_bias(logits, lengths, sampling_metadata)
+        logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
+        cut_by_min_p(logits, lengths, sampling_metadata)
+        return logits
 
     def _verify(
         self,

@@ -39,7 +39,7 @@ class _ReplacesDrafter(Worker):
     rollback: Rollback
 
     def init_device(self) -> None:
-        super().init_device()
+        self._init_device_with_all_processors()
         self.rollback = Rollback(self.vllm_config, self.device)
         # Imported here because the V2 modules need Triton, which a V1 worker may lack.
         if self.use_v2_model_runner:
@@ -52,6 +52,14 @@ class _ReplacesDrafter(Worker):
             replace_drafter(self.model_runner, self.rollback)
         if self._drafter is not None:
             tell_steps(self.model_runner, self._drafter)
+
+    def _init_device_with_all_processors(self) -> None:
+        if self.vllm_config.use_v2_model_runner:  # has them
+            return super().init_device()
+        from vllm_mtp.integration.logits_processors_v1 import all_processors
+
+        with all_processors():
+            super().init_device()
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

@@ -27,6 +27,7 @@ LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 NUM_REPEATS = 2
 NUM_PROMPTS = 6
 PROMPT_TOKENS, REQUEST_TOKENS = 96, 40
+WITHOUT_PAUSE_S = 60.0
 NEXT_TO_NOTHING = 0.1
 """First-position acceptance that no intact MTP layer has on ordinary text."""
 
@@ -130,7 +131,7 @@ def _play(
     }
     wave = [{"prompt": list(prompt), "sampling": sampling} for prompt in prompts]
     engine.ask("begin", waves=[wave], concurrency=concurrency, is_split=True)
-    while not engine.ask("step")["is_done"]:
+    while not engine.ask("step", seconds=WITHOUT_PAUSE_S)["is_done"]:
         pass
     return engine.ask("result")
 

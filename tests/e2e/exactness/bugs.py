@@ -159,6 +159,46 @@ def forgets_penalties(patch: pytest.MonkeyPatch, runner: Any) -> None:
     )
 
 
+def _verification() -> Any:
+    from vllm_mtp.integration import verification_v1
+
+    return verification_v1
+
+
+def forgets_min_p(patch: pytest.MonkeyPatch, runner: Any) -> None:
+    patch.setattr(_verification(), "cut_by_min_p", lambda *args: None)
+
+
+def forgets_the_bias(patch: pytest.MonkeyPatch, runner: Any) -> None:
+    patch.setattr(_verification(), "add_bias", lambda *args: None)
+
+
+def adds_the_bias_to_the_first_draft_token_only(
+    patch: pytest.MonkeyPatch, runner: Any
+) -> None:
+    def wrong(add: Any, logits: Any, lengths: list[int], sampling: Any) -> None:
+        unbiased = logits.clone()
+        add(logits, lengths, sampling)
+        counts = torch.tensor(lengths)
+        firsts = (counts.cumsum(0) - counts)[counts > 0]
+        unbiased[firsts] = logits[firsts]
+        logits.copy_(unbiased)
+
+    _wrap(patch, _verification(), "add_bias", wrong)
+
+
+def adds_the_bias_after_penalties(patch: pytest.MonkeyPatch, runner: Any) -> None:
+    verification = _verification()
+    add = verification.add_bias
+    patch.setattr(verification, "add_bias", lambda *args: None)
+    _wrap(
+        patch,
+        verification,
+        "cut_by_min_p",
+        lambda cut, *args: (add(*args), cut(*args)),
+    )
+
+
 # -- the proposal that it is told ------------------------------------------------
 
 
@@ -263,6 +303,12 @@ BUGS: dict[tuple[str, str], list[Bug]] = {
     ],
     ("standard", "cool, top-k"): [forgets_the_temperature, forgets_top_k],
     ("standard", "penalties"): [forgets_penalties],
+    ("standard", "min-p"): [forgets_min_p],
+    ("standard", "bias, penalties"): [
+        forgets_the_bias,
+        adds_the_bias_to_the_first_draft_token_only,
+        adds_the_bias_after_penalties,
+    ],
     # Chosen drafts are kept about half the time, one after another.
     ("standard, chosen", "plain"): [
         one_uniform_for_all_draft_tokens,

@@ -24,16 +24,25 @@ def settings() -> dict[str, dict[str, Any]]:
     from vllm.sampling_params import StructuredOutputsParams
 
     # Few digits, so that outcomes come often enough to be counted.
+    biased = {*prompt_token_ids(), *range(256, 356)}
     number = StructuredOutputsParams(regex=r"[0-2]{2,4}(,[0-2]{1,3}){2,5}")
     return {
         "plain": {"temperature": 1.0},
         "cool, top-k": {"temperature": 0.7, "top_k": 12},
         "top-p": {"temperature": 1.0, "top_p": 0.85},
+        "min-p": {"temperature": 1.0, "min_p": 0.3},
         "penalties": {
             "temperature": 1.0,
             "repetition_penalty": 1.6,
             "presence_penalty": 0.7,
             "frequency_penalty": 0.5,
+        },
+        # Biases come before penalties, which scale what they are given: some tokens of
+        # the prompt get both.
+        "bias, penalties": {
+            "temperature": 0.5,
+            "logit_bias": {i: 9.0 if i % 2 else -9.0 for i in biased},
+            "repetition_penalty": 2.0,
         },
         "allowed, bad words": {
             "temperature": 1.0,
@@ -42,6 +51,11 @@ def settings() -> dict[str, dict[str, Any]]:
         },
         "grammar": {"temperature": 1.0, "structured_outputs": number},
     }
+
+
+def prompt_token_ids() -> tuple[int, ...]:
+    """Of the prompt that all samples continue."""
+    return heldout_prompts(8, max_tokens=24)[PROMPT]
 
 
 def sample(
@@ -57,7 +71,7 @@ def sample(
     known = settings()
     return sampled(
         llm,
-        heldout_prompts(8, max_tokens=24)[PROMPT],
+        prompt_token_ids(),
         {name: known[name] for name in names or known},
         num_samples,
         NUM_TOKENS,

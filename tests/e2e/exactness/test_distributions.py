@@ -1,10 +1,10 @@
 """Speculation on and off: the same joint distribution of the first three tokens.
 
 Acceptance tests, whole and small draft vocabulary, fixed and random draft lengths,
-drawn and chosen drafts; in each engine plain sampling, top-k, top-p, penalties,
-restricted tokens and a grammar, all in one batch. Compared by chi-square with an engine
-that does not speculate. False alarms: each comparison fails a correct engine once in
-100,000 draws (``ALPHA``), all of them together less than once in 800.
+drawn and chosen drafts; in each engine plain sampling, top-k, top-p, min-p, penalties,
+biases, restricted tokens and a grammar, all in one batch. Compared by chi-square with
+an engine that does not speculate. False alarms: each comparison fails a correct engine
+once in 100,000 draws (``ALPHA``), all of them together less than once in 600.
 
 Longer: ``EXACTNESS_SAMPLES=3000 make test ARGS='-k follows'`` tries all combinations.
 """
@@ -100,7 +100,8 @@ def test_two_engines_without_speculation_agree_and_settings_differ(
         again = sample(llm)
     assert min(p_values(again, plain).values()) > ALPHA
     shifted = dict(zip(plain, [*list(plain.values())[1:], plain["plain"]], strict=True))
-    assert max(p_values(shifted, plain).values()) < ALPHA
+    confused = {k: p for k, p in p_values(shifted, plain).items() if p > ALPHA}
+    assert not confused
 
 
 def test_the_small_list_is_small_enough_to_matter(
