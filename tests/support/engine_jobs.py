@@ -33,6 +33,10 @@ class Jobs:
     """Look after every step whether rejected KV slots are zero; all must speculate."""
     script: list[int] = field(default_factory=list)
     """Draft depths of the steps, over and over; empty leaves them to the controller."""
+    num_samples: int = 0
+    """Drawn of each setting of the proof kit, instead of the greedy continuations."""
+    settings: list[str] = field(default_factory=list)
+    """Names of settings, see ``exactness/samples.py``; empty for all."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,6 +56,12 @@ class JobResult:
     accepted: list[list[list[int]]] = field(default_factory=list)
     """Of each step of a script: (request, drafted, accepted)."""
     num_catch_up_tokens: int = 0
+    samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # JSON has no tuples.
+        drawn = {name: list(map(tuple, each)) for name, each in self.samples.items()}
+        object.__setattr__(self, "samples", drawn)
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -95,7 +105,11 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
-        continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
+        samples, continuations = {}, []
+        if jobs.num_samples:
+            samples = _sample(llm, jobs)
+        else:
+            continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
         return JobResult(
             continuations,
             counters(llm),
@@ -106,7 +120,14 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_catch_up_tokens=(
                 sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
             ),
+            samples=samples,
         )
+
+
+def _sample(llm: Any, jobs: Jobs) -> Any:
+    from tests.e2e.exactness.samples import sample
+
+    return sample(llm, jobs.settings or None, jobs.num_samples)
 
 
 def accepted_by_step(outcomes: Any) -> list[list[list[int]]]:

@@ -95,6 +95,13 @@ def drafting(
         int, typer.Option(help="Untimed rounds, in which the vocabulary is learnt.")
     ] = 6,
     repeats: Annotated[int, typer.Option(help="Timed rounds of each contender.")] = 5,
+    turn_seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long a contender works before the next one's turn. Of a model of "
+            "a few megabytes, which the caches hold, longer turns are fairer."
+        ),
+    ] = 0.2,
     draft_vocab: Annotated[
         Path | None, typer.Option(help="A list, for one more contender.")
     ] = None,
@@ -121,6 +128,7 @@ def drafting(
             request_tokens=request_tokens,
             num_warm_ups=warm_ups,
             num_repeats=repeats,
+            turn_seconds=turn_seconds,
             draft_vocab=draft_vocab,
             label=label,
             output=output,

@@ -3,12 +3,14 @@
 Requests pin their draft length (`request_options`), so one engine serves all of them;
 a pinned 0 costs what no speculation costs (`vllm-mtp bench off`). For each K the
 prediction is ``L(K) / (t(K) / t(0))``: acceptance length ``L(K) = 1 + S_1 + .. + S_K``
-with the survival that the longest drafts showed, over the measured step time. Rounds of
-all K take turns and are repeated, so that drift of the machine cancels.
+with the survival that the longest drafts showed, over the measured step time. The same
+prompts are served with every K, one right after the other; step times are compared
+within these seconds only: a shared machine is half as fast again in some minutes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -24,8 +26,9 @@ from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.request_options import FLAT_KEY
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
-NUM_REPEATS = 2
-NUM_PROMPTS = 6
+NUM_PROMPTS = 12
+"""At least; each is served with every K."""
+MIN_CYCLES = 4
 PROMPT_TOKENS, REQUEST_TOKENS = 96, 40
 WITHOUT_PAUSE_S = 60.0
 NEXT_TO_NOTHING = 0.1
@@ -95,20 +98,22 @@ def run_probe(
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         engine = launch_engine(group, METHOD, config, size, logs)
         engine.answer(START_TIMEOUT_S)
-        prompts = _prompts(engine, model, concurrency)
         rounds: dict[int, list[Mapping[str, Any]]] = {k: [] for k in LENGTHS}
-        _play(engine, prompts, max(LENGTHS), concurrency)  # warms up
-        for repeat in range(NUM_REPEATS):
-            if console is not None:
-                console.print(f"probe: round {repeat + 1} of {NUM_REPEATS}")
+        num_cycles = max(MIN_CYCLES, NUM_PROMPTS // concurrency)
+        prompts = cycle(_prompts(engine, model, num_cycles * concurrency))
+        for number in range(-1, num_cycles):
+            if console is not None and number >= 0:
+                console.print(f"probe: {number + 1} of {num_cycles}")
+            served = list(islice(prompts, concurrency))
             for draft_length in LENGTHS:
-                figures = _play(engine, prompts, draft_length, concurrency)
-                rounds[draft_length].append(figures)
+                figures = _play(engine, served, draft_length, concurrency)
+                if number >= 0:  # the first ones warm up
+                    rounds[draft_length].append(figures)
     return conclude(rounds)
 
 
-def _prompts(engine: EngineProcess, model: str, concurrency: int) -> list[list[int]]:
-    texts = [each.text for each in read_prompts(model, max(NUM_PROMPTS, concurrency))]
+def _prompts(engine: EngineProcess, model: str, num_prompts: int) -> list[list[int]]:
+    texts = [each.text for each in read_prompts(model, num_prompts)]
     tokenized = engine.ask("tokenize", texts=texts)["token_ids"]
     prompts = [ids[:PROMPT_TOKENS] for ids in tokenized if ids]
     if not prompts:
@@ -141,32 +146,43 @@ def conclude(rounds: Mapping[int, Sequence[Mapping[str, Any]]]) -> ProbeResult:
 
     Args:
         rounds: Of each draft length, 0 first and the longest last, what the engine
-            counted in each.
+            counted in each; those of the same number were played together.
     """
     longest = rounds[max(rounds)]
     num_drafts = sum(each["num_drafts"] for each in longest)
     positions = zip(*(each["accepted_per_position"] for each in longest), strict=True)
     survives = [sum(accepted) / max(1, num_drafts) for accepted in positions]
-    base_s = _step_s(rounds[0])
+    base_s = median(map(_step_s, rounds[0]))
     lengths = []
     for draft_length, each in rounds.items():
         length = expected_acceptance_length(survives, draft_length)
-        step_s = _step_s(each)
+        cost, draft_cost = (
+            _typical_ratio(seconds, each, rounds[0]) for seconds in (_step_s, _draft_s)
+        )
         lengths.append(
             LengthFigures(
                 draft_length,
                 length,
-                step_s,
-                median(_draft_s(figures) for figures in each),
-                speedup(length, step_s / base_s),
+                base_s * cost,
+                base_s * draft_cost,
+                speedup(length, cost),
             )
         )
     return ProbeResult(survives, lengths)
 
 
-def _step_s(rounds: Sequence[Mapping[str, Any]]) -> float:
-    seconds = [float(r["decode_seconds"] / r["decode_steps"]) for r in rounds]
-    return median(seconds)
+def _typical_ratio(
+    seconds: Callable[[Mapping[str, Any]], float],
+    rounds: Sequence[Mapping[str, Any]],
+    base_rounds: Sequence[Mapping[str, Any]],
+) -> float:
+    """Of seconds of a step to the whole step without drafts, pair by pair."""
+    pairs = zip(rounds, base_rounds, strict=True)
+    return median(seconds(each) / _step_s(base) for each, base in pairs)
+
+
+def _step_s(figures: Mapping[str, Any]) -> float:
+    return float(figures["decode_seconds"] / figures["decode_steps"])
 
 
 def _draft_s(figures: Mapping[str, Any]) -> float:

@@ -33,7 +33,7 @@ from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
-from vllm_mtp.lab.grid_engines import EngineGroup
+from vllm_mtp.lab.grid_engines import TURN_S, EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, start_engines
@@ -43,6 +43,10 @@ MAX_CONCURRENCY = 256
 MAX_REQUEST_TOKENS = 512
 MAX_ROUNDS = 100
 MAX_TEMPERATURE = 2.0
+MIN_TURN_S, MAX_TURN_S = 0.05, 60.0
+SPARE_TOKENS = 16
+"""vLLM's `mtp` has nothing drafted for a batch of which a request nears the end of the
+model."""
 BASELINE = VLLM_METHOD
 
 Figures = Mapping[str, Any]
@@ -61,6 +65,7 @@ class DraftingOptions:
         request_tokens: Tokens of every request.
         num_warm_ups: Untimed rounds, in which the vocabulary is learnt.
         num_repeats: Timed rounds of each contender and concurrency.
+        turn_seconds: How long an engine works before the next one's turn.
         draft_vocab: A list, for one more contender.
         label: Part of the result's name.
         output: Folder for the result.
@@ -74,6 +79,7 @@ class DraftingOptions:
     request_tokens: int = 64
     num_warm_ups: int = 6
     num_repeats: int = 5
+    turn_seconds: float = TURN_S
     draft_vocab: Path | None = None
     label: str = ""
     output: Path = Path()
@@ -90,6 +96,7 @@ class DraftingOptions:
             "request_tokens": (2, MAX_REQUEST_TOKENS),
             "num_warm_ups": (0, MAX_ROUNDS),
             "num_repeats": (1, MAX_ROUNDS),
+            "turn_seconds": (MIN_TURN_S, MAX_TURN_S),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -163,7 +170,7 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     most = max(options.concurrencies)
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        longest = PROMPT_TOKENS + options.request_tokens
+        longest = PROMPT_TOKENS + options.request_tokens + SPARE_TOKENS
         size = EngineSize(model, longest, most)
         prompts = start_engines(group, options.contenders, size, logs)
         waves = draw_waves(prompts, options)
@@ -208,7 +215,9 @@ def _play(
         console.print(what, highlight=False)
         shift = number % len(names)
         in_turn = [*names[shift:], *names[:shift]]
-        played = group.play_together(in_turn, [next(waves)], concurrency)
+        played = group.play_together(
+            in_turn, [next(waves)], concurrency, turn_s=options.turn_seconds
+        )
         if repeat >= 0:
             rounds.append(played)
     return rounds

@@ -31,9 +31,9 @@ STOP_TIMEOUT_S = 5.0
 BLOCK_TOKENS = 32
 
 TURN_S = 0.2
-"""How long an engine works before another one's turn. Machine drift is slower. After
-a pause a step takes up to a third longer than on a server that goes on without one:
-nothing is in the caches, and what draft steps do besides arithmetic suffers most."""
+"""How long an engine works before another one's turn. Machine drift is slower. The
+first step after a pause is not timed (`bench_round`); of a model of a few megabytes,
+which the caches would hold, the next ones are slower, too."""
 
 MAX_CODE_PROMPTS = 128
 
@@ -245,6 +245,7 @@ class EngineGroup:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         is_split: bool = False,
+        turn_s: float = TURN_S,
     ) -> dict[str, dict[str, Any]]:
         """A round of several engines at once, in turns of a few steps.
 
@@ -253,6 +254,7 @@ class EngineGroup:
             waves: Requests, see ``integration/bench_engine.py``.
             concurrency: Requests at a time.
             is_split: Also time the parts of a step.
+            turn_s: Seconds of a turn.
 
         Returns:
             What each engine counted, by name.
@@ -264,7 +266,7 @@ class EngineGroup:
         seconds = dict.fromkeys(names, 0.0)
         while seconds:
             behind = min(seconds, key=seconds.__getitem__)
-            answer = self.engines[behind].ask("step", seconds=TURN_S)
+            answer = self.engines[behind].ask("step", seconds=turn_s)
             seconds[behind] = answer["seconds"]
             if answer["is_done"]:
                 del seconds[behind]
