@@ -33,10 +33,11 @@ class Jobs:
     """Look after every step whether rejected KV slots are zero; all must speculate."""
     script: list[int] = field(default_factory=list)
     """Draft depths of the steps, over and over; empty leaves them to the controller."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Sampling parameters by name: then the first prompt is continued with each, many
+    times, and nothing greedily."""
     num_samples: int = 0
-    """Drawn of each setting of the proof kit, instead of the greedy continuations."""
-    settings: list[str] = field(default_factory=list)
-    """Names of settings, see ``exactness/samples.py``; empty for all."""
+    """Of each setting."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -95,7 +96,7 @@ def _main() -> None:
 
 
 def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
-    from tests.support.engines import counters, engine, greedy
+    from tests.support.engines import counters, engine, greedy, sampled
 
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
@@ -106,8 +107,14 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
         samples, continuations = {}, []
-        if jobs.num_samples:
-            samples = _sample(llm, jobs)
+        if jobs.settings:
+            samples = sampled(
+                llm,
+                jobs.prompts[0],
+                {name: _from_json(each) for name, each in jobs.settings.items()},
+                jobs.num_samples,
+                jobs.max_tokens,
+            )
         else:
             continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
         return JobResult(
@@ -124,10 +131,11 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
         )
 
 
-def _sample(llm: Any, jobs: Jobs) -> Any:
-    from tests.e2e.exactness.samples import sample
-
-    return sample(llm, jobs.settings or None, jobs.num_samples)
+def _from_json(sampling: dict[str, Any]) -> dict[str, Any]:
+    biases = sampling.get("logit_bias")
+    if biases is None:
+        return sampling
+    return sampling | {"logit_bias": {int(i): bias for i, bias in biases.items()}}
 
 
 def accepted_by_step(outcomes: Any) -> list[list[list[int]]]:

@@ -42,6 +42,8 @@ def install() -> None:
         compiler=any_backend.compiler, driver=CPUDriver
     )
     _take_any_mask()
+    _apply_top_p_with_torch()
+    _take_log1p_from_triton()
 
 
 def _take_any_mask() -> None:
@@ -60,3 +62,20 @@ def _take_any_mask() -> None:
         original(self, ptrs, value, mask, policy)
 
     InterpreterBuilder.create_masked_store = create_masked_store
+
+
+def _apply_top_p_with_torch() -> None:
+    """Triton's interpreter cannot run vLLM's kernel of top-k and top-p."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.apply_top_k_top_p_triton = (
+        topk_topp_sampler.apply_top_k_top_p_pytorch
+    )
+
+
+def _take_log1p_from_triton() -> None:
+    """Of CUDA's device library the interpreter knows nothing: it answers None."""
+    import triton.language as tl
+    from vllm.triton_utils import tldevice
+
+    tldevice.log1p = lambda x: tl.log(1.0 + x)

@@ -46,7 +46,7 @@ def settings() -> dict[str, dict[str, Any]]:
         },
         "allowed, bad words": {
             "temperature": 1.0,
-            "allowed_token_ids": list(range(256, 1500)),
+            "allowed_token_ids": list(range(256, 1200)),
             "bad_words": ["self", "return"],
         },
         "grammar": {"temperature": 1.0, "structured_outputs": number},

@@ -1,57 +1,58 @@
 """Speculation on and off on Model Runner V2: the same joint distribution of tokens.
 
-Under Triton's interpreter, which takes its time: fewer settings and samples than on V1
-(`test_distributions`), the same comparison. False alarms: once in 100,000 for each
-(``ALPHA``), all together less than once in 2,000.
+Under Triton's interpreter, which takes a sixth of a second for each sample: a model
+with a small vocabulary, and fewer settings than on V1 (`test_distributions`). False
+alarms: once in 100,000 for each comparison (``ALPHA``), all together less than once in
+10,000. ``EXACTNESS_SAMPLES`` asks for all kinds of drafts.
 """
 
 import pytest
 
-from tests.e2e.exactness.samples import ALPHA, NUM_SAMPLES, p_values
+from tests.e2e.exactness.samples import ALPHA, IS_LONG, NUM_SAMPLES, p_values
 from tests.support.engine_jobs import JobResult, Jobs, run_jobs
-from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
-from tests.support.vocabulary import most_frequent, write_list
+from tests.support.random_checkpoints import random_prompts, write_checkpoint
 
-SETTINGS = ["top-p", "min-p", "bias, penalties", "allowed, bad words"]
-SEATS = {"max_num_seqs": 48, "max_model_len": 64, "max_num_batched_tokens": 4096}
-PLAIN = "plain"
-OURS = {
-    "standard-list-random": {
-        "controller": "random",
-        "draft_vocab": "list",
-        "rejection_sample_method": "standard",
-    },
-    "block-full-fixed": {
-        "controller": "fixed",
-        "draft_vocab": "full",
-        "rejection_sample_method": "block",
+SETTINGS = {
+    "top-k, min-p": {"temperature": 0.7, "top_k": 12, "min_p": 0.05},
+    "bias, penalties": {
+        "temperature": 0.4,
+        "logit_bias": {i: 4.0 if i % 2 else -4.0 for i in range(40)},
+        "repetition_penalty": 1.5,
     },
 }
+NUM_TOKENS = 3
+SEATS = {"max_num_seqs": 48, "max_model_len": 64, "max_num_batched_tokens": 4096}
+PLAIN = "plain"
+ALL_KINDS = {
+    "standard-fixed-drawn": ("standard", "fixed", "probabilistic"),
+    "block-random-drawn": ("block", "random", "probabilistic"),
+    "standard-random-chosen": ("standard", "random", "greedy"),
+}
+"""Acceptance test, draft lengths, how drafts are chosen."""
+OURS = dict(list(ALL_KINDS.items())[: None if IS_LONG else 1])
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobResult]:
     """Of an engine that does not speculate, and of ours."""
-    path = tmp_path_factory.mktemp("lists") / "half.json"
-    listed = write_list(path, most_frequent(heldout_prompts(64), 512)[::2])
     engines = {PLAIN: SEATS}
-    for name, options in OURS.items():
-        spec = options | {
+    for name, (test, controller, drafts) in OURS.items():
+        spec = {
             "method": "mtp_plus",
-            "num_speculative_tokens": 2,
-            "draft_sample_method": "probabilistic",
+            "num_speculative_tokens": NUM_TOKENS - 1,
+            "controller": controller,
+            "rejection_sample_method": test,
+            "draft_sample_method": drafts,
         }
-        if spec["draft_vocab"] == "list":
-            spec["draft_vocab"] = listed
         engines[name] = SEATS | {"speculative_config": spec}
     jobs = Jobs(
-        model=str(BUNDLED_CHECKPOINT),
-        prompts=[],
-        max_tokens=0,
+        model=str(write_checkpoint(tmp_path_factory.mktemp("mimo"), "mimo")),
+        prompts=random_prompts(1),
+        max_tokens=NUM_TOKENS,
         engines=list(engines.values()),
         v2=True,
-        num_samples=NUM_SAMPLES // 2,
         settings=SETTINGS,
+        num_samples=NUM_SAMPLES if IS_LONG else 144,
     )
     found = run_jobs(jobs, timeout_s=24 * NUM_SAMPLES)
     return dict(zip(engines, found, strict=True))
@@ -64,7 +65,7 @@ def test_the_output_follows_the_target(
     ours, plain = results[name], results[PLAIN]
     assert ours.drafter == "MTPPlusSpeculator"
     accepted = ours.counters["accepted_tokens"]
-    assert 100 < accepted < ours.counters["draft_tokens"] - 100
+    assert 30 < accepted < ours.counters["draft_tokens"] - 30
     found = p_values(ours.samples, plain.samples)
     assert min(found.values()) > ALPHA, {k: p for k, p in found.items() if p < 0.01}
 
@@ -74,4 +75,5 @@ def test_settings_differ(results: dict[str, JobResult]) -> None:
     samples = list(results[PLAIN].samples.values())
     shifted = dict(zip(SETTINGS, [*samples[1:], samples[0]], strict=True))
     found = p_values(shifted, results[PLAIN].samples)
-    assert not {k: p for k, p in found.items() if p > ALPHA}
+    for name in SETTINGS:
+        assert min(p for (of, _), p in found.items() if of == name) < ALPHA, name
