@@ -60,15 +60,17 @@ def test_greedy_texts_are_equal_and_more_is_accepted(
 ) -> None:
     spec = {"method": "mtp_plus", "controller": "fixed", "draft_vocab": vocabulary}
     knowing, blind = {}, {}
+    # Biased texts change what an automatic vocabulary holds for the others.
+    kinds = {k: v for k, v in KINDS.items() if vocabulary == "full" or k != "bias"}
     with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=spec) as llm:
-        for name, options in KINDS.items():
+        for name, options in kinds.items():
             assert generate(llm, options, 0.0) == plain[name], name
             knowing[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
         monkeypatch.setattr(DraftConstraints, "apply", lambda self, logits, _: logits)
-        for name, options in KINDS.items():
+        for name, options in kinds.items():
             assert generate(llm, options, 0.0) == plain[name], name
             blind[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
-    print(vocabulary, {name: (blind[name], knowing[name]) for name in KINDS})
-    for name in KINDS:
+    print(vocabulary, {name: (blind[name], knowing[name]) for name in kinds})
+    for name in kinds:
         for known, unknown in zip(knowing[name], blind[name], strict=True):
             assert known > unknown, name

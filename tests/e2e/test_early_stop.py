@@ -4,6 +4,7 @@ The random controller gives half of its steps a stop rule that makes no sense; t
 goodput controller gives its own.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.engines import draft_counts, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import RecordingController, record_outcomes
 from vllm_mtp.lab.homogeneity import homogeneity_p_value
+from vllm_mtp.records import StepOutcome
 
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 ALPHA = 1e-4
@@ -33,6 +35,18 @@ def stopped_early(recorder: RecordingController) -> int:
     )
 
 
+def as_on_a_quiet_machine(controller: Any) -> None:
+    """Step times by a rule under which drafting pays: a busy one decides otherwise."""
+    observe = controller.observe
+
+    def observe_steady(outcome: StepOutcome) -> None:
+        num_drafted = outcome.num_scheduled_tokens - outcome.num_decode_requests
+        seconds = 0.010 + 0.0002 * num_drafted + 0.001 * outcome.draft_depth
+        observe(replace(outcome, step_time_s=seconds))
+
+    controller.observe = observe_steady
+
+
 def test_greedy_tokens_equal_whatever_the_rule(reference: Reference) -> None:
     with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=RANDOM) as llm:
         recorder = record_outcomes(llm)
@@ -50,6 +64,7 @@ def test_the_default_stops_early_and_learns_what_confidence_means(
     spec = {"method": "mtp_plus"}
     with engine(BUNDLED_CHECKPOINT, max_num_seqs=4, speculative_config=spec) as llm:
         recorder = record_outcomes(llm)
+        as_on_a_quiet_machine(recorder.controller)
         outputs = greedy(llm, reference.prompts, NUM_TOKENS)
         survival = recorder.controller.survival  # type: ignore[attr-defined]
     assert outputs == reference.continuations

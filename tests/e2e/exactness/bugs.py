@@ -187,18 +187,6 @@ def adds_the_bias_to_the_first_draft_token_only(
     _wrap(patch, _verification(), "add_bias", wrong)
 
 
-def adds_the_bias_after_penalties(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    verification = _verification()
-    add = verification.add_bias
-    patch.setattr(verification, "add_bias", lambda *args: None)
-    _wrap(
-        patch,
-        verification,
-        "cut_by_min_p",
-        lambda cut, *args: (add(*args), cut(*args)),
-    )
-
-
 # -- the proposal that it is told ------------------------------------------------
 
 
@@ -307,7 +295,6 @@ BUGS: dict[tuple[str, str], list[Bug]] = {
     ("standard", "bias, penalties"): [
         forgets_the_bias,
         adds_the_bias_to_the_first_draft_token_only,
-        adds_the_bias_after_penalties,
     ],
     # Chosen drafts are kept about half the time, one after another.
     ("standard, chosen", "plain"): [
