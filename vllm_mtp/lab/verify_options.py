@@ -21,7 +21,6 @@ SAMPLED_SETTINGS: dict[str, dict[str, Any]] = {
     "T=1": {"temperature": 1.0},
     "T=1, top-k 6": {"temperature": 1.0, "top_k": 6},
     "T=0.7, top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
-    "T=1, min-p 0.1": {"temperature": 1.0, "min_p": 0.1},
     "T=1, penalties": {
         "temperature": 1.0,
         "top_k": 12,
