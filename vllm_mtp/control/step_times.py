@@ -26,7 +26,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 Vector = list[float]
+Matrix = NDArray[np.float64]
 
 _LEAST_TIME = 0.05
 """No step is believed to take less, relative to the scale."""
@@ -67,7 +71,7 @@ class Shape(NamedTuple):
     """The prior as a vector and a covariance."""
 
     mean: Vector
-    covariance: list[Vector]
+    covariance: Matrix
 
 
 class Layout(NamedTuple):
@@ -118,10 +122,10 @@ def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
     tiers = layout.draft_tokens()
     mean = [1.0 + prior.row_cost * tokens for tokens, _ in tiers]
     mean += [0.0, prior.draft_cost]
-    covariance = [[0.0] * layout.size for _ in range(layout.size)]
+    covariance = np.zeros((layout.size, layout.size))
     for i, (left, left_mixed) in enumerate(tiers):
         for j, (right, right_mixed) in enumerate(tiers):
-            covariance[i][j] = (
+            covariance[i, j] = (
                 prior.level_deviation**2
                 + prior.jump_deviation**2 * min(left, right, 1.0)
                 + prior.row_deviation**2 * left * right
@@ -129,7 +133,7 @@ def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
                 + prior.mixed_deviation**2 * (left_mixed and right_mixed)
                 + prior.own_deviation**2 * (i == j)
             )
-    covariance[-2][-2] = covariance[-1][-1] = prior.draft_deviation**2
+    covariance[-2, -2] = covariance[-1, -1] = prior.draft_deviation**2
     return Shape(mean, covariance)
 
 
@@ -138,7 +142,7 @@ class StepTimes:
 
     def __init__(self, shape: Shape) -> None:
         self.mean = list(shape.mean)
-        self.covariance = [list(row) for row in shape.covariance]
+        self.covariance = shape.covariance.copy()
         self.scale_s = 0.0
         """Seconds that 1 stands for; 0 before the first step."""
 
@@ -152,7 +156,7 @@ class StepTimes:
         used = [(i, f) for i, f in enumerate(features) if f]
         mean = math.fsum(f * self.mean[i] for i, f in used)
         variance = math.fsum(
-            f * g * self.covariance[i][j] for i, f in used for j, g in used
+            f * g * self.covariance.item(i, j) for i, f in used for j, g in used
         )
         mean = max(mean, _LEAST_TIME)
         return Estimate(mean, math.sqrt(max(variance, 0.0)) / mean)
@@ -172,16 +176,13 @@ class StepTimes:
             relative: Its time in units of the scale.
             noise: Standard deviation of that time, in the same units, > 0.
         """
-        used = [(i, f) for i, f in enumerate(features) if f]
-        expected = math.fsum(f * self.mean[i] for i, f in used)
-        cross = [math.fsum(f * row[i] for i, f in used) for row in self.covariance]
-        variance = math.fsum(f * cross[i] for i, f in used) + noise * noise
-        surprise = (relative - expected) / variance
-        self.mean = [m + c * surprise for m, c in zip(self.mean, cross, strict=True)]
-        for row, c in zip(self.covariance, cross, strict=True):
-            gain = c / variance
-            if gain:
-                row[:] = [p - gain * o for p, o in zip(row, cross, strict=True)]
+        direction = np.array(features)
+        cross = self.covariance @ direction
+        mean = np.array(self.mean)
+        variance = float(direction @ cross) + noise * noise
+        gain = cross / variance
+        self.mean = (mean + gain * (relative - float(direction @ mean))).tolist()
+        self.covariance -= np.outer(gain, cross)
 
     def age(self, shape: Shape, own: float, level: float) -> None:
         """Grow uncertain.
@@ -192,11 +193,5 @@ class StepTimes:
             level: Variance by which everything may have become slower or faster
                 together, as a fraction of the times squared.
         """
-        for i, (row, first) in enumerate(
-            zip(self.covariance, shape.covariance, strict=True)
-        ):
-            common = level * self.mean[i]
-            row[:] = [
-                p + own * (f - p) + common * m
-                for p, f, m in zip(row, first, self.mean, strict=True)
-            ]
+        self.covariance += own * (shape.covariance - self.covariance)
+        self.covariance += level * np.outer(self.mean, self.mean)

@@ -53,10 +53,8 @@ class DraftConstraints:
         """Draft steps for the requests of this metadata begin."""
         self._sampling = self._outputs = None
         if sampling_metadata is not None and (
-            _has_penalties(sampling_metadata)
-            or bias_of(sampling_metadata) is not None
+            self._changes_whole(sampling_metadata)
             or sampling_metadata.allowed_token_ids_mask is not None
-            or self._heeds_bad_words(sampling_metadata)
         ):
             self._sampling = sampling_metadata
 
@@ -95,17 +93,20 @@ class DraftConstraints:
         if sampling is None or len(logits) != len(sampling.presence_penalties):
             return logits
         changed = logits.clone()
-        if (
-            _has_penalties(sampling)
-            or bias_of(sampling) is not None
-            or self._heeds_bad_words(sampling)
-        ):
+        if self._changes_whole(sampling):
             changed = _through_whole(changed, vocabulary, self._change_whole)
         if (forbidden := sampling.allowed_token_ids_mask) is not None:
             if vocabulary is not None:
                 forbidden = forbidden[:, vocabulary.token_ids]
             changed.masked_fill_(forbidden, -torch.inf)
         return changed
+
+    def _changes_whole(self, sampling: Any) -> bool:
+        return (
+            _has_penalties(sampling)
+            or bias_of(sampling) is not None
+            or self._heeds_bad_words(sampling)
+        )
 
     def _change_whole(
         self,

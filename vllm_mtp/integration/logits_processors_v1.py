@@ -28,6 +28,7 @@ _BUILT_IN = (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
 )
+"""Not vLLM's own list of them: one that it may get would not know draft tokens."""
 
 
 @contextmanager

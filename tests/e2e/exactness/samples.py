@@ -23,8 +23,8 @@ def settings() -> dict[str, dict[str, Any]]:
     """Sampling parameters by name; all run in one batch."""
     from vllm.sampling_params import StructuredOutputsParams
 
-    # Few digits, so that outcomes come often enough to be counted.
     biased = {*prompt_token_ids(), *range(256, 356)}
+    # Few digits, so that outcomes come often enough to be counted.
     number = StructuredOutputsParams(regex=r"[0-2]{2,4}(,[0-2]{1,3}){2,5}")
     return {
         "plain": {"temperature": 1.0},

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def times_of(
         (verify[h // 2] + verify[(h + 1) // 2]) / 2 + mixed
         for h in range(2 * K_MAX + 1)
     ]
-    nothing = [[0.0] * NUM_PARTS for _ in range(NUM_PARTS)]
+    nothing = np.zeros((NUM_PARTS, NUM_PARTS))
     shape = Shape([*verify, *uneven, 0.0, draft], nothing)
     return ExpectedTimes(LAYOUT, StepTimes(shape), 1.0)
 
@@ -173,7 +174,7 @@ def test_drafting_deeper_for_a_few_is_found_though_it_does_not_pay_for_all() -> 
     layout = Layout(deepest)
     verify = [1.0 + 0.3 * k for k in range(deepest + 1)]
     uneven = [1.0 + 0.15 * h for h in range(2 * deepest + 1)]
-    nothing = [[0.0] * layout.size for _ in range(layout.size)]
+    nothing = np.zeros((layout.size, layout.size))
     shape = Shape([*verify, *uneven, 0.0, 0.01], nothing)
     times = ExpectedTimes(layout, StepTimes(shape), 1.0)
     sure, vain = group(6, [0.98] * deepest), group(58, [0.05] * deepest)
@@ -227,7 +228,7 @@ def test_optimism_counts_for_acceptance_and_for_cost() -> None:
     doubtful = StepTimes(
         Shape(
             [1.0] * (NUM_PARTS - 2) + [0.0, 0.1],
-            [[0.04 * (i == j) for j in range(NUM_PARTS)] for i in range(NUM_PARTS)],
+            0.04 * np.eye(NUM_PARTS),
         )
     )
     times = ExpectedTimes(LAYOUT, doubtful, 1.0)

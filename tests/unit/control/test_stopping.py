@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from tests.unit.control.small_engine import SmallEngine, line_s
@@ -18,7 +19,7 @@ LAYOUT = Layout(K_MAX)
 
 def times_of(uniform: list[float], mixed_row: float, draft: float) -> ExpectedTimes:
     mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
-    nothing = [[0.0] * LAYOUT.size for _ in range(LAYOUT.size)]
+    nothing = np.zeros((LAYOUT.size, LAYOUT.size))
     shape = Shape([*uniform, *mixed, 0.3, draft], nothing)
     return ExpectedTimes(LAYOUT, StepTimes(shape), 0.01)
 
