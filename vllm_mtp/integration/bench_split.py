@@ -43,11 +43,13 @@ def timed_parts(
         yield None
         return
     parts = Parts()
-    wrapped: list[tuple[Any, str]] = []
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
 
     def wrap(owner: Any, name: str, part: str) -> None:
-        owner.__dict__[name] = _timed(getattr(owner, name), parts, part)
-        wrapped.append((owner, name))
+        own = vars(owner)
+        # Our plugin wraps methods of instances, too: those wrappers must come back.
+        replaced.append((own, name, own.get(name)))
+        own[name] = _timed(getattr(owner, name), parts, part)
 
     # The target's pass, its head, and (rejection) sampling.
     wrap(runner, "_model_forward", VERIFY)
@@ -62,8 +64,11 @@ def timed_parts(
     try:
         yield parts
     finally:
-        for owner, name in wrapped:
-            del owner.__dict__[name]
+        for own, name, before in replaced:
+            if before is None:
+                del own[name]
+            else:
+                own[name] = before
 
 
 def _timed(method: Callable[..., Any], parts: Parts, part: str) -> Callable[..., Any]:
