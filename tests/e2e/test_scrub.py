@@ -308,7 +308,8 @@ def test_both_runners_sync_and_async(v2: bool) -> None:
                 # Last: from here on this process schedules async.
                 {"async_scheduling": True},
             ],
-            max_tokens=24,
+            # Triton's interpreter is slow.
+            max_tokens=12 if v2 else 24,
             v2=v2,
         )
     )
@@ -317,5 +318,5 @@ def test_both_runners_sync_and_async(v2: bool) -> None:
     assert unscrubbed.violations
     for result in (sync, asynchronous):
         assert result.violations == []
-        assert result.num_checked_slots > 500
+        assert result.num_checked_slots > 250
         assert result.continuations == unscrubbed.continuations

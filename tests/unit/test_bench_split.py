@@ -41,7 +41,9 @@ def test_wrappers_of_the_plugin_survive() -> None:
         assert runner._model_forward() == "hidden states"
         assert runner.drafter.propose([1]) == 1
 
-    assert parts is not None and parts.seconds[VERIFY] > 0 and parts.seconds[DRAFT] > 0
+    assert parts is not None
+    assert parts.seconds[VERIFY] > 0
+    assert parts.seconds[DRAFT] > 0
     assert runner.num_told == 1
     assert runner._sample() == "tokens"
     assert runner.num_told == 2, "the plugin is still told"

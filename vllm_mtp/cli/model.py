@@ -155,6 +155,14 @@ def expand(
         str, typer.Option(help="Of the stored weights: bfloat16, float16 or float32.")
     ] = "bfloat16",
     seed: Annotated[int, typer.Option(help="For the numbers that fill.")] = 0,
+    shuffle_mtp: Annotated[
+        bool,
+        typer.Option(
+            "--shuffle-mtp",
+            help="Shuffle the MTP layer's weights, as if lost on the way: next to no "
+            "draft token is accepted.",
+        ),
+    ] = False,
 ) -> None:
     """Grow a checkpoint to the cost of a bigger model, its outputs unchanged."""
     from vllm_mtp.tuning.expand import Expansion
@@ -172,5 +180,6 @@ def expand(
             ),
             dtype=dtype,
             seed=seed,
+            shuffles_mtp=shuffle_mtp,
         )
     typer.echo(f"{report.num_parameters:,} parameters (were {report.num_before:,})")

@@ -29,11 +29,11 @@ from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
-from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
+from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, play_repeats, start_engines
+from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
 CONCURRENCY = 8
@@ -118,7 +118,7 @@ def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, 
     """
     model = resolve_model(options.model)
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        longest = PROMPT_TOKENS + CONCURRENCY * options.request_tokens
+        longest = room_for(CONCURRENCY * options.request_tokens)
         size = EngineSize(model, longest, CONCURRENCY)
         prompts = start_engines(group, options.contenders, size, logs)
         waves = crossing_waves(prompts, options)

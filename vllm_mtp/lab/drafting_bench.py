@@ -32,11 +32,11 @@ from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
-from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
+from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import TURN_S, EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, start_engines
+from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
 MAX_CONCURRENCY = 256
@@ -44,9 +44,6 @@ MAX_REQUEST_TOKENS = 512
 MAX_ROUNDS = 100
 MAX_TEMPERATURE = 2.0
 MIN_TURN_S, MAX_TURN_S = 0.05, 60.0
-SPARE_TOKENS = 16
-"""vLLM's `mtp` has nothing drafted for a batch of which a request nears the end of the
-model."""
 BASELINE = VLLM_METHOD
 
 Figures = Mapping[str, Any]
@@ -170,7 +167,7 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     most = max(options.concurrencies)
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        longest = PROMPT_TOKENS + options.request_tokens + SPARE_TOKENS
+        longest = room_for(options.request_tokens)
         size = EngineSize(model, longest, most)
         prompts = start_engines(group, options.contenders, size, logs)
         waves = draw_waves(prompts, options)

@@ -28,11 +28,11 @@ from vllm_mtp.config import METHOD
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
-from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, Prompts
+from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, play_repeats, start_engines
+from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
 AGAIN = "none again"
@@ -102,7 +102,7 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
     most = max(options.concurrencies)
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        longest = PROMPT_TOKENS + options.request_tokens
+        longest = room_for(options.request_tokens)
         size = EngineSize(model, longest, most)
         prompts = start_engines(group, CONTENDERS, size, logs)
         for concurrency in options.concurrencies:

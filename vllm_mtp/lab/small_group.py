@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.grid_cells import Prompts
+from vllm_mtp.lab.grid_cells import PROMPT_TOKENS, Prompts
 from vllm_mtp.lab.grid_engines import (
     START_TIMEOUT_S,
     EngineGroup,
@@ -22,6 +22,10 @@ from vllm_mtp.lab.provenance import gpu_names
 KV_CACHE_MIB = 128
 NUM_WARM_UPS = 2
 """Untimed rounds: the controller learns, and prompts come into the prefix cache."""
+
+_SPARE_TOKENS = 16
+"""vLLM's `mtp` has nothing drafted for a batch of which a request nears the end of the
+model."""
 
 Waves = Sequence[Sequence[Mapping[str, Any]]]
 
@@ -42,6 +46,11 @@ class EngineSize(NamedTuple):
     max_num_seqs: int
     dtype: str = "float32"
     kv_cache_mib: int = KV_CACHE_MIB
+
+
+def room_for(request_tokens: int) -> int:
+    """A ``max_model_len`` for benchmark prompts with so many tokens of answer."""
+    return PROMPT_TOKENS + request_tokens + _SPARE_TOKENS
 
 
 def launch_engine(

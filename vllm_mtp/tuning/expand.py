@@ -31,6 +31,7 @@ from vllm_mtp.tuning.shape import ModelShape
 
 Weights = dict[str, torch.Tensor]
 
+MTP_PREFIX = "model.mtp_layers."
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _FILL_STD = 0.02
 
@@ -209,3 +210,25 @@ def expand_weights(
     }
     added = _new_layers(grown, old.num_hidden_layers, new.num_hidden_layers, filler)
     return grown | added
+
+
+def shuffle_mtp(weights: Weights, *, seed: int = 0) -> Weights:
+    """The same numbers in random places of each of the MTP layer's weights.
+
+    As if they were lost on the way: the target is as it was, and next to none of its
+    tokens is guessed.
+
+    Args:
+        weights: Of a whole model.
+        seed: Of the places.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def shuffled(weight: torch.Tensor) -> torch.Tensor:
+        places = torch.randperm(weight.numel(), generator=generator)
+        return weight.flatten()[places].view_as(weight)
+
+    return {
+        name: shuffled(weight) if name.startswith(MTP_PREFIX) else weight
+        for name, weight in weights.items()
+    }

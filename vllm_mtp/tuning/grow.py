@@ -12,7 +12,7 @@ from vllm_mtp.tuning.checkpoint import (
     save_weights,
     write_json,
 )
-from vllm_mtp.tuning.expand import Expansion, Weights, expand_weights
+from vllm_mtp.tuning.expand import Expansion, Weights, expand_weights, shuffle_mtp
 from vllm_mtp.tuning.provenance import PROVENANCE_FILE
 from vllm_mtp.tuning.shape import ModelShape
 
@@ -37,6 +37,7 @@ def expand_checkpoint(
     *,
     dtype: str = "bfloat16",
     seed: int = 0,
+    shuffles_mtp: bool = False,
 ) -> GrowthReport:
     """Writes a grown copy of the checkpoint `source` to `output`.
 
@@ -46,6 +47,7 @@ def expand_checkpoint(
         expansion: Sizes to reach.
         dtype: Of the stored weights; a key of `checkpoint.DTYPES`.
         seed: For the numbers that fill what is dead.
+        shuffles_mtp: Whether the MTP layer's weights are shuffled, see `shuffle_mtp`.
 
     Raises:
         ValueError: If an argument is not usable or the checkpoint is damaged.
@@ -63,6 +65,8 @@ def expand_checkpoint(
     new = expansion.apply_to(old)
     weights = load_weights(source / "model.safetensors")
     grown = expand_weights(weights, old, new, seed=seed)
+    if shuffles_mtp:
+        grown = shuffle_mtp(grown, seed=seed)
     output.mkdir(parents=True, exist_ok=True)
     save_config(output, new, eos_token_ids=eos, dtype=dtype)
     for name in _TOKENIZER_FILES:
@@ -76,6 +80,7 @@ def expand_checkpoint(
             "expanded_from": source.resolve().name,
             "seed": seed,
             "dtype": dtype,
+            "shuffles_mtp": shuffles_mtp,
             "shape_before": old.model_dump(),
             "shape": new.model_dump(),
         },

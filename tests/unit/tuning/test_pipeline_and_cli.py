@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from vllm_mtp.cli.model import app
 from vllm_mtp.tuning.checkpoint import load_model
 from vllm_mtp.tuning.corpus import collect_sources, split_by_file
+from vllm_mtp.tuning.expand import MTP_PREFIX
 from vllm_mtp.tuning.prompts import (
     MAX_PROMPT_TOKENS,
     MIN_PROMPT_TOKENS,
@@ -137,6 +139,26 @@ def test_expand_writes_a_bigger_checkpoint(checkpoint: Path, tmp_path: Path) -> 
 
     shape = load_model(tmp_path / "big").shape
     assert (shape.num_hidden_layers, shape.hidden_size, shape.num_heads) == (3, 32, 4)
+
+
+def test_expand_can_shuffle_the_mtp_layer_and_nothing_else(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    size = ["--num-hidden-layers", "3"]
+
+    run("expand", checkpoint, tmp_path / "good", options=size)
+    run("expand", checkpoint, tmp_path / "bad", options=[*size, "--shuffle-mtp"])
+
+    good, bad = (load_model(tmp_path / name).state_dict() for name in ("good", "bad"))
+    moved = {name for name in good if not torch.equal(good[name], bad[name])}
+    assert moved
+    assert all(name.startswith(MTP_PREFIX) for name in moved)
+    assert not any(
+        name.startswith(MTP_PREFIX) and good[name].ndim == 2
+        for name in good.keys() - moved
+    )
+    for name in moved:
+        assert torch.equal(*(w[name].flatten().sort().values for w in (good, bad)))
 
 
 @pytest.mark.parametrize(
