@@ -59,7 +59,7 @@ quality: lint
 	@$(run) python -m pytest -q tests/unit/test_import_rules.py
 
 test: lint
-	@$(run) python -m pytest tests -n $(test_jobs) --dist loadfile $(ARGS)
+	@$(run) python -m pytest tests -n $(test_jobs) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 format: setup
 	@$(run) ruff check --fix .

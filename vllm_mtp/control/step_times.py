@@ -176,12 +176,15 @@ class StepTimes:
             relative: Its time in units of the scale.
             noise: Standard deviation of that time, in the same units, > 0.
         """
-        direction = np.array(features)
-        cross = self.covariance @ direction
-        mean = np.array(self.mean)
-        variance = float(direction @ cross) + noise * noise
+        used = [(i, f) for i, f in enumerate(features) if f]
+        expected = math.fsum(f * self.mean[i] for i, f in used)
+        # Column by column: a product of matrices is rounded differently on each CPU.
+        cross = np.zeros(len(self.mean))
+        for i, f in used:
+            cross += f * self.covariance[:, i]
+        variance = math.fsum(f * cross.item(i) for i, f in used) + noise * noise
         gain = cross / variance
-        self.mean = (mean + gain * (relative - float(direction @ mean))).tolist()
+        self.mean = (self.mean + gain * (relative - expected)).tolist()
         self.covariance -= np.outer(gain, cross)
 
     def age(self, shape: Shape, own: float, level: float) -> None:

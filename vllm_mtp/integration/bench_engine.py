@@ -157,6 +157,7 @@ class BenchEngine:
             **asdict(self.totals),
             "texts_sha256": ended.texts_sha256(),
             "decode_split_seconds": ended.parts and ended.parts.seconds,
+            "draft_columns": self._draft_columns(),
             **_memory(),
         }
 
@@ -238,6 +239,14 @@ class BenchEngine:
         for each in self.engine.logger_manager.stat_loggers:
             if isinstance(each, MTPPlusStatLogger):
                 yield each, ("record",)
+
+    def _draft_columns(self) -> int | None:
+        """Tokens that our MTP layers choose among now; None where nobody says."""
+        try:
+            drafter = getattr(self._runner, "drafter", None)
+        except AttributeError:  # the workers are other processes
+            return None
+        return getattr(drafter, "num_draft_columns", None)
 
     @property
     def _runner(self) -> Any:

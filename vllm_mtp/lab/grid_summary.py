@@ -11,6 +11,7 @@ Result (JSON)::
                             acceptance_length, acceptance_per_position,
                             mean_draft_length, num_preempted
                             split_ms                  verify, draft, rest of a step
+                            draft_columns   tokens that drafts came from at the end
                             is_warm_up_only  a static K that was hopelessly behind there
          .best_static       the static K against which mtp_plus is slowest
          .plus_over_best_static, .plus_over_none      paired ratios
@@ -146,6 +147,7 @@ def _summarise_contender(
         "whole_over_none": _ratio(repeats, name, NO_SPECULATION, WHOLE),
         **_acceptance(_rounds_of(repeats, name)),
         "split_ms": _split_ms(warm_up),
+        "draft_columns": _rounds_of(repeats, name)[-1].get("draft_columns"),
     }
 
 

@@ -55,13 +55,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobResult]:
         max_tokens=NUM_TOKENS,
         engines=[dict(SEATS)],
         settings=SETTINGS,
-        num_samples=4 * NUM_SAMPLES,
+        num_samples=NUM_SAMPLES,
     )
     ours = replace(
         plain,
         engines=list(engines.values()),
         v2=True,
-        num_samples=NUM_SAMPLES if IS_LONG else 144,
+        num_samples=NUM_SAMPLES if IS_LONG else 200,
     )
     found = run_jobs(ours, timeout_s=24 * NUM_SAMPLES)
     return dict(zip([PLAIN, *engines], run_jobs(plain) + found, strict=True))
