@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -69,17 +68,10 @@ def generate(llm: Any, temperature: float) -> list[list[str]]:
 
 
 class CutDrafts:
-    """Counts the draft tokens that a scheduler's grammars see and cut.
-
-    Not in the first drafts of a request: the worker compiles grammars on the side, and
-    on a busy machine that may not be done yet.
-    """
-
-    NUM_FIRST_DRAFTS = 2
+    """Counts the draft tokens that a scheduler's grammars see and cut."""
 
     def __init__(self, llm: Any) -> None:
         self.num_seen = self.num_cut = 0
-        num_drafts: Counter[str] = Counter()
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         manager = scheduler.structured_output_manager
         validate = manager.validate_tokens
@@ -89,9 +81,7 @@ class CutDrafts:
             grammar = request.structured_output_request
             # After the end of its text a request needs no draft.
             has_ended = grammar and not END_TOKENS.isdisjoint(kept)
-            num_drafts[request.request_id] += 1
-            is_first = num_drafts[request.request_id] <= self.NUM_FIRST_DRAFTS
-            if grammar and not has_ended and not is_first:
+            if grammar and not has_ended:
                 self.num_seen += len(token_ids)
                 self.num_cut += len(token_ids) - len(kept)
             return kept

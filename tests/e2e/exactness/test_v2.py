@@ -1,6 +1,6 @@
 """Speculation on and off on Model Runner V2: the same joint distribution of tokens.
 
-Under Triton's interpreter, which takes a sixth of a second for each sample: a model
+Under Triton's interpreter, which takes a third of a second for each sample: a model
 with a small vocabulary, and fewer settings than on V1 (`test_distributions`). What the
 target says does not depend on the runner, so it is asked on V1, where samples cost
 next to nothing. False alarms: once in 100,000 for each comparison (``ALPHA``), all
