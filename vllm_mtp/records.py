@@ -62,8 +62,7 @@ class StopRule:
     """Of one more draft step."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftDecision:
+class DraftDecision(NamedTuple):
     """How many draft tokens to propose now and to verify in the next step."""
 
     draft_depth: int
@@ -93,8 +92,7 @@ class RequestOutcome(NamedTuple):
         return self.num_accepted_tokens + 1
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What one engine step cost and brought."""
 
     requests: tuple[RequestOutcome, ...]

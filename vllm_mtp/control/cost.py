@@ -13,6 +13,7 @@ layers caught up on what they missed teach the price of catching up and nothing 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 
@@ -42,6 +43,7 @@ _FIRST_STEPS = 20
 disturbed one."""
 
 
+@cache
 def request_bucket(num_requests: int) -> int:
     """Smallest bucket bound >= ``num_requests``: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     if num_requests <= 4:
@@ -54,7 +56,7 @@ def request_bucket(num_requests: int) -> int:
 
 def context_bucket(tokens_per_request: float) -> int:
     """Index of the bucket of a mean context length."""
-    return sum(tokens_per_request >= bound for bound in _CONTEXT_BOUNDS)
+    return bisect_right(_CONTEXT_BOUNDS, tokens_per_request)
 
 
 class _Pending:
@@ -156,7 +158,9 @@ class CostModel:
             context_per_request: Their mean context length, tokens.
         """
         self._learn_pending()
-        block = self._block(num_requests, context_per_request)
+        block = self._block(
+            (request_bucket(num_requests), context_bucket(context_per_request))
+        )
         scale_s = block.times.scale_s or 1.0
         return ExpectedTimes(
             self._layout, block.times, scale_s * block.factor(num_requests)
@@ -174,7 +178,8 @@ class CostModel:
         if num_requests <= 0 or outcome.num_scheduled_tokens < num_requests:
             return
         context = outcome.num_context_tokens / num_requests
-        block = self._block(num_requests, context)
+        key = (request_bucket(num_requests), context_bucket(context))
+        block = self._block(key)
         features = self._features(outcome)
         if outcome.num_catch_up_tokens:
             self._learn_catch_up(block, features, outcome)
@@ -182,7 +187,7 @@ class CostModel:
         if not block.times.is_known:
             expected = block.times.relative(features).seconds
             block.times.scale_s = seconds / expected / block.factor(num_requests)
-        self._note(block, context, features, num_requests, seconds)
+        self._note(key, features, num_requests, seconds)
 
     def _features(self, outcome: StepOutcome) -> tuple[float, ...]:
         num_requests = outcome.num_decode_requests
@@ -196,13 +201,12 @@ class CostModel:
 
     def _note(
         self,
-        block: _Block,
-        context: float,
+        key: tuple[int, int],
         features: tuple[float, ...],
         num_requests: int,
         seconds: float,
     ) -> None:
-        key = (block.num_requests, context_bucket(context))
+        block = self._blocks[key]
         pending = self._pending.get(key)
         if (
             pending is None
@@ -279,8 +283,7 @@ class CostModel:
 
     # -- blocks -------------------------------------------------------------------
 
-    def _block(self, num_requests: int, context_per_request: float) -> _Block:
-        key = (request_bucket(num_requests), context_bucket(context_per_request))
+    def _block(self, key: tuple[int, int]) -> _Block:
         block = self._blocks.get(key)
         if block is None:
             block = _Block(key[0], self._first_times(key), self._num_steps)

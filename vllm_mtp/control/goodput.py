@@ -45,6 +45,11 @@ _MAX_STOPPING = 64
 """Requests up to which drafts are left to the worker. In a larger batch they all need
 other depths, so little is gained, and the rule is worked out request by request."""
 
+_QUIET_STEPS = 8
+"""Steps without drafts are learned so many at a time: after a pass of the target the
+caches hold nothing of ours, so what is done once costs several times what is repeated.
+"""
+
 _SEARCH_ALONE_S = 0.4e-3
 _SEARCH_S = 1.2e-3
 """What looking for a plan takes on a slow core, for one request and for several."""
@@ -132,6 +137,8 @@ class GoodputController:
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
+        self._quiet: list[StepOutcome] = []
+        """Steps without drafts that were not learned yet."""
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._planned_bucket = 0
@@ -161,6 +168,9 @@ class GoodputController:
         self._seen = requests
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
+        if not self._may_draft and not any(pins):
+            self._earn()
+            return DraftDecision(0, dict.fromkeys(ids, 0), "off")
         lengths, reason, drafted_for = self._choose()
         depth = lengths.plan.depth
         may_stop = self.options.stops_early and len(ids) <= _MAX_STOPPING
@@ -230,7 +240,7 @@ class GoodputController:
 
     def _choose(self) -> tuple[_Lengths, str, Collection[str] | None]:
         """Plan of this step, why, and the requests to draft for; None for all."""
-        self.budget.earn(self._is_off and self.options.compares_drafts)
+        self._earn()
         if not self._may_draft:
             return _Lengths(_OFF, self.survival), "off", None
         now = self._situation()
@@ -245,6 +255,9 @@ class GoodputController:
             return self._trying, "probe", None
         chosen = () if probe.compares else self.probing.sample(now.requests)
         return self._trying, "probe", chosen
+
+    def _earn(self) -> None:
+        self.budget.earn(self._is_off and self.options.compares_drafts)
 
     def _situation(self) -> Situation:
         assert self.plan is not None
@@ -270,6 +283,8 @@ class GoodputController:
         if not num_requests or request_bucket(num_requests) != self._planned_bucket:
             return None
         off_s = times.uniform(0, 0).seconds
+        if outcome.num_scheduled_tokens == num_requests and not outcome.draft_depth:
+            return StepEstimate(off_s, 0.0, 0.0, self.plan.goodput)
         # Halves, so that the answers of a plan are few and found again.
         twice = 2 * (outcome.num_scheduled_tokens - num_requests) / num_requests
         verified = min(round(twice) / 2, float(self.max_draft_length))
@@ -296,7 +311,32 @@ class GoodputController:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step; look for a better plan every few."""
-        examined = (*outcome.requests, *outcome.compared)
+        self._quiet.append(outcome)
+        if (
+            outcome.requests
+            or outcome.compared
+            or outcome.draft_depth
+            or len(self._quiet) == _QUIET_STEPS
+            or not self._is_off
+            or self.budget.is_urgent
+        ):
+            self._learn()
+
+    def _learn(self) -> None:
+        for outcome in self._quiet:
+            examined = outcome.requests + outcome.compared
+            if examined:
+                self._learn_acceptance(examined)
+            else:
+                self.survival.wait()
+            self.cost.observe(outcome)
+        self._steps_since_plan += len(self._quiet)
+        self._quiet.clear()
+        is_due = self._steps_since_plan >= self._replan_steps
+        if self._seen and (is_due or self.budget.is_urgent):
+            self._replan()
+
+    def _learn_acceptance(self, examined: Sequence[RequestOutcome]) -> None:
         is_promising = self._is_off and self._is_promising(examined)
         jump = self.survival.observe(examined)
         if jump:
@@ -304,17 +344,8 @@ class GoodputController:
         if jump > 0 or is_promising:
             # Only good news are worth a closer look at any price.
             self.budget.surprise()
-        elif (
-            self._is_off
-            and examined
-            and not any(r.num_accepted_tokens for r in examined)
-        ):
+        elif self._is_off and not any(r.num_accepted_tokens for r in examined):
             self.budget.disappoint()
-        self.cost.observe(outcome)
-        self._steps_since_plan += 1
-        is_due = self._steps_since_plan >= self._replan_steps
-        if self._seen and (is_due or self.budget.is_urgent):
-            self._replan()
 
     def _is_promising(self, examined: Sequence[RequestOutcome]) -> bool:
         """Whether a probe from K = 0 accepted so much that drafting may pay now.
@@ -322,7 +353,7 @@ class GoodputController:
         A single request shows one token in a probe: too little for an alarm, enough
         for another look.
         """
-        if not examined or self._times is None:
+        if self._times is None:
             return False
         num_accepted = sum(r.num_accepted_tokens > 0 for r in examined)
         one_s, off_s = (self._times.uniform(k, k).seconds for k in (1, 0))

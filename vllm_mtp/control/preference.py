@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from vllm_mtp.control.planner import Plan
 
-_OFF_MARGIN = 0.01
+OFF_MARGIN = 0.01
 """Gain that not drafting must promise: it needs no luck with acceptance."""
 _RESUME_HORIZON_STEPS = 64
 """Steps within which drafting must earn back what catching up costs."""
@@ -50,4 +50,4 @@ def preferred(
     if best.goodput / kept.goodput - 1.0 - catching_up > margin:
         return best
     off = max((p for p in found if p.depth == 0), default=kept, key=_goodput)
-    return off if off.goodput > kept.goodput * (1 + _OFF_MARGIN) else kept
+    return off if off.goodput > kept.goodput * (1 + OFF_MARGIN) else kept

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from vllm_mtp.control.cost import ExpectedTimes
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.preference import OFF_MARGIN
 from vllm_mtp.records import (
     CATCH_UP_TOKENS_PER_REQUEST,
     MIN_CATCH_UP_TOKENS,
@@ -170,7 +171,6 @@ class Probing:
 
     def _worth_a_try(self, found: Sequence[Plan], now: Situation) -> Probe | None:
         """What may well beat the plan, cheapest for what it promises."""
-        needed = now.plan.goodput * (1 + self._margin)
         slowest = now.plan.seconds * self.options.max_slowdown
         others = [
             p
@@ -178,11 +178,12 @@ class Probing:
             if p.seconds <= slowest
             and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
         ]
-        hopeful = [p for p in others if p.optimistic_goodput > needed]
+        hopeful = [p for p in others if self._promise(p, now) > 0.0]
         if now.is_off and self._compares_drafts:
             # What may be better if more is accepted is compared first, even after a
             # surprise: more looks for the same price. What would be better if only it
             # were faster must be run.
+            needed = now.plan.goodput * (1 + self._margin)
             hopeful = [p for p in hopeful if p.bold_goodput > needed]
             if not hopeful:
                 plan = min(
@@ -196,10 +197,13 @@ class Probing:
             hopeful = sorted(others, key=lambda p: self._price_of_verifying(p, now))[:1]
         if not hopeful:
             return None
-        return Probe(max(hopeful, key=lambda p: self._promise(p, needed, now)))
+        return Probe(max(hopeful, key=lambda p: self._promise_for_price(p, now)))
 
-    def _promise(
-        self, plan: Plan, needed: float, now: Situation
-    ) -> tuple[float, float]:
+    def _promise(self, plan: Plan, now: Situation) -> float:
+        """Gain beyond what would change the decision, with luck; see `preferred`."""
+        margin = self._margin if plan.depth else OFF_MARGIN
+        return plan.optimistic_goodput / (now.plan.goodput * (1 + margin)) - 1.0
+
+    def _promise_for_price(self, plan: Plan, now: Situation) -> tuple[float, float]:
         price = self._price_of_verifying(plan, now)
-        return (plan.optimistic_goodput / needed - 1) / (price + 0.02), -plan.depth
+        return self._promise(plan, now) / (price + 0.02), -plan.depth

@@ -271,9 +271,7 @@ class SurvivalModel:
         Returns:
             How far acceptance has just jumped, log-odds; 0 if it has not.
         """
-        self.drift_precision = 1.0 / (
-            1.0 / self.drift_precision + self.options.drift_variance
-        )
+        self.wait()
         groups = self._group(self._some(outcomes))
         if not groups:
             return 0.0
@@ -296,6 +294,11 @@ class SurvivalModel:
         for key, members in groups.items():
             self._update_requests(members, evidence[key], moved)
         return self.drift - before if alarm else 0.0
+
+    def wait(self) -> None:
+        """A step has passed that tells nothing: acceptance may have drifted."""
+        variance = 1.0 / self.drift_precision + self.options.drift_variance
+        self.drift_precision = 1.0 / variance
 
     def _some(self, outcomes: Sequence[RequestOutcome]) -> Sequence[RequestOutcome]:
         """All outcomes of a small batch, each time others of a large one."""

@@ -33,7 +33,8 @@ from vllm_mtp.integration.vocabulary_news import VocabularyNews
 logger = init_logger("vllm.mtp_plus")
 
 
-_STEPS_COUNTED_AT_ONCE = 16
+_STEPS_COUNTED_AT_ONCE = 64
+"""Small tensors are kept as long; choosing rows asks for all of them before."""
 
 
 class VocabularyDrafting:
@@ -146,13 +147,14 @@ class VocabularyDrafting:
         """A step has committed these tokens; counted a few steps at a time."""
         if self.vocabulary is None:
             return
-        self._committed.append(token_ids.flatten())
+        self._committed.append(token_ids)
         if len(self._committed) == _STEPS_COUNTED_AT_ONCE:
             self._count(self.vocabulary)
 
     def _count(self, vocabulary: DraftVocabulary) -> None:
         if self._committed:
-            vocabulary.observe(torch.cat(self._committed))
+            flat = [token_ids.flatten() for token_ids in self._committed]
+            vocabulary.observe(torch.cat(flat))
             self._committed.clear()
 
     def expect_requests(self, requests: Collection[Any]) -> None:

@@ -1,6 +1,5 @@
 """vLLM's sync and async schedulers with our controller (`controlled_scheduler`)."""
 
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -49,7 +48,7 @@ class MTPPlusScheduler(ControlledScheduler):
     def _hear_with_depth(self, depth: int | None) -> None:
         outcome, self._waiting_outcome = self._waiting_outcome, None
         if outcome is not None:
-            known = outcome if depth is None else replace(outcome, draft_depth=depth)
+            known = outcome if depth is None else outcome._replace(draft_depth=depth)
             super()._hear(known)
 
     def _confidences_of(self, request_id: str) -> tuple[float, ...]:

@@ -91,6 +91,8 @@ class StepMetrics:
         self._first_tokens: dict[str, list[int]] = {}
         """By request: first draft tokens judged and accepted."""
         self._handed_over_at_s = 0.0
+        self._waiting: list[StepOutcome] = []
+        """Steps that are not counted yet, all but the last without drafts."""
 
     # -- a step is scheduled ------------------------------------------------------
 
@@ -143,7 +145,17 @@ class StepMetrics:
 
     def heard(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
-        for each in (*outcome.requests, *outcome.compared):
+        self._waiting.append(outcome)
+        if outcome.requests or outcome.compared or outcome.draft_depth:
+            self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        for outcome in self._waiting:
+            self._count(outcome)
+        self._waiting.clear()
+
+    def _count(self, outcome: StepOutcome) -> None:
+        for each in outcome.requests + outcome.compared:
             if each.num_draft_tokens:
                 judged = self._first_tokens.setdefault(each.request_id, [0, 0])
                 judged[0] += 1
@@ -196,6 +208,7 @@ class StepMetrics:
         if not is_idle and now_s - self._handed_over_at_s < _HAND_OVER_S:
             return None
         self._handed_over_at_s = now_s
+        self._count_waiting()
         taken, self._stats = self._stats, SpeculationStats.empty(self._max_draft_length)
         taken.levels |= self._levels()
         return taken.to_dict()

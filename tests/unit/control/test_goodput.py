@@ -133,6 +133,17 @@ def test_the_time_without_drafts_is_measured_even_where_drafting_pays(
     assert off_s == pytest.approx(0.01, rel=0.15)
 
 
+def test_steps_without_drafts_are_learned_within_a_few() -> None:
+    """They are learned several at a time, and none of them is lost."""
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(controller, [0.0]).run(400)
+    engine.seconds = lambda tokens, depth: 2 * line_s(tokens, depth)
+    engine.run(100)
+    assert engine.depths(400).count(0) > 90
+    off_s = controller.cost.times(1, 500).uniform(0, 0).seconds
+    assert off_s == pytest.approx(0.02, rel=0.1)
+
+
 def test_a_probe_that_is_accepted_is_followed_up_at_once() -> None:
     """From off, a single request: each probe shows one token or a few."""
     waits = []

@@ -1,0 +1,37 @@
+"""Which plan is tried next."""
+
+from typing import Any
+
+import pytest
+
+from vllm_mtp.control.exploration import ExplorationOptions
+from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.probing import Probing, Situation
+
+MARGIN = 0.03
+NO_TIMES: Any = None
+"""Only asked for from K = 0."""
+
+
+def plan(depth: int, goodput: float, with_luck: float) -> Plan:
+    return Plan(depth, 0.0, goodput * 0.02, 0.02, with_luck)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_tried"),
+    [
+        (plan(0, 97.0, with_luck=102.0), True),
+        (plan(0, 97.0, with_luck=100.5), False),
+        (plan(2, 97.0, with_luck=104.0), True),
+        (plan(2, 97.0, with_luck=102.0), False),
+    ],
+)
+def test_a_plan_is_tried_that_would_be_changed_to_with_luck(
+    other: Plan, is_tried: bool
+) -> None:
+    """K = 0 is changed to for less than another depth is, so it is tried for less."""
+    probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
+    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    probing.look_for([now.plan, other], now)
+    probe = probing.step(now)
+    assert (probe is not None and probe.plan == other) == is_tried
