@@ -98,12 +98,13 @@ class MTPPlusConfig(BaseModel):
             "with a file as many as it has."
         ),
     )
-    rejection_sample_method: Literal["standard", "block"] = Field(
-        default="standard",
+    rejection_sample_method: Literal["auto", "standard", "block"] = Field(
+        default="auto",
         description=(
             "Verification of sampled requests. `standard` tests draft tokens one by "
-            "one, `block` jointly, which keeps at least as many. vLLM's `synthetic` is "
-            "refused: it is not lossless."
+            "one, `block` jointly, which keeps at least as many. `auto`: `block` on "
+            "Model Runner V2 and on a CPU, `standard` on V1 with a GPU. vLLM's "
+            "`synthetic` is refused: it is not lossless."
         ),
     )
     kv_rollback: Literal["metadata", "scrub"] = Field(
@@ -242,6 +243,8 @@ class SplitOptions(NamedTuple):
         if shared["draft_sample_method"] == AUTO:
             # Drawn drafts are ours on V1; on V2 it is decided when all is known.
             shared["draft_sample_method"] = "greedy"
+        if shared["rejection_sample_method"] == AUTO:
+            shared["rejection_sample_method"] = "standard"
         options = {
             KEEPS_CACHED_BLOCK: num_mtp_layers == 1,
             **self.passthrough,

@@ -16,6 +16,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "allowed tokens": {"allowed_token_ids": list(range(3, 16384, 2))},
     "bad words": {"bad_words": ["self", "return", "def", "the", "if", "=", "None"]},
 }
+SEEN_WHEN_SAMPLED = ("bias", "allowed tokens")
+"""At temperature 1 these gain much more than two runs of the same differ by (3 points);
+penalties gain 3 to 5 points, as means over five runs showed, bad words less."""
 
 
 def generate(llm: Any, options: dict[str, Any], temperature: float) -> list[list[int]]:
@@ -62,14 +65,15 @@ def test_greedy_texts_are_equal_and_more_is_accepted(
     knowing, blind = {}, {}
     # Biased texts change what an automatic vocabulary holds for the others.
     kinds = {k: v for k, v in KINDS.items() if vocabulary == "full" or k != "bias"}
+    temperatures = {k: (0.0, 1.0) if k in SEEN_WHEN_SAMPLED else (0.0,) for k in kinds}
     with engine(BUNDLED_CHECKPOINT, max_num_seqs=8, speculative_config=spec) as llm:
         for name, options in kinds.items():
             assert generate(llm, options, 0.0) == plain[name], name
-            knowing[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
+            knowing[name] = [acceptance(llm, options, t) for t in temperatures[name]]
         monkeypatch.setattr(DraftConstraints, "apply", lambda self, logits, _: logits)
         for name, options in kinds.items():
             assert generate(llm, options, 0.0) == plain[name], name
-            blind[name] = [acceptance(llm, options, t) for t in (0.0, 1.0)]
+            blind[name] = [acceptance(llm, options, t) for t in temperatures[name]]
     print(vocabulary, {name: (blind[name], knowing[name]) for name in kinds})
     for name in kinds:
         for known, unknown in zip(knowing[name], blind[name], strict=True):

@@ -1,4 +1,4 @@
-"""What ``draft_sample_method: "auto"`` means, by runner, model and memory.
+"""What ``auto`` means for sampled requests, by runner, model and memory.
 
 Model Runner V2 needs a GPU, so its configs are stubs with as much as is looked at.
 """
@@ -11,14 +11,23 @@ import torch
 
 from vllm_mtp.config import MTPPlusConfig
 from vllm_mtp.integration import draft_sampling
-from vllm_mtp.integration.draft_sampling import choose_method, draws_drafts
+from vllm_mtp.integration.draft_sampling import (
+    choose_methods,
+    draws_drafts,
+    verifies_blocks,
+)
 from vllm_mtp.integration.settings import SETTINGS_KEY
 
 GIB = 2**30
 
 
 def config(
-    method: str = "auto", *, v2: bool, max_num_seqs: int = 256, **own: Any
+    method: str = "auto",
+    test: str = "auto",
+    *,
+    v2: bool,
+    max_num_seqs: int = 256,
+    **own: Any,
 ) -> Any:
     """Of a model with 152k tokens in bfloat16 at K = 8."""
     flags = {
@@ -27,9 +36,10 @@ def config(
         "use_local_argmax_reduction": False,
     } | own
     reduces = flags.pop("use_local_argmax_reduction")
-    settings = MTPPlusConfig(draft_sample_method=method)
+    settings = MTPPlusConfig(draft_sample_method=method, rejection_sample_method=test)
     speculation = SimpleNamespace(
         draft_sample_method="greedy" if method == "auto" else method,
+        rejection_sample_method="standard" if test == "auto" else test,
         use_local_argmax_reduction=reduces,
         **{name: (lambda value=value: value) for name, value in flags.items()},
     )
@@ -64,7 +74,32 @@ def test_drafts_are_drawn_where_the_memory_for_it_is_small(
     given: Any, gib: int, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_sampling, "_device_bytes", lambda: gib * GIB)
-    choose_method(given)
+    choose_methods(given)
     assert draws_drafts(given) == is_drawn
     v2_draws = given.speculative_config.draft_sample_method == "probabilistic"
     assert v2_draws == (is_drawn and given.use_v2_model_runner)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_cpu", "is_block"),
+    [
+        (config(v2=False), True, True),
+        (config(v2=False), False, False),
+        (config(v2=True), False, True),
+        (config(test="standard", v2=False), True, False),
+        (config(test="standard", v2=True), False, False),
+        (config(test="block", v2=False), False, True),
+    ],
+)
+def test_drafts_are_tested_jointly_where_that_is_cheap(
+    given: Any, is_cpu: bool, is_block: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_sampling, "_device_bytes", lambda: 80 * GIB)
+    monkeypatch.setattr(
+        draft_sampling, "current_platform", SimpleNamespace(is_cpu=lambda: is_cpu)
+    )
+    choose_methods(given)
+    assert verifies_blocks(given) == is_block
+    if given.use_v2_model_runner:
+        v2_test = given.speculative_config.rejection_sample_method
+        assert v2_test == ("block" if is_block else "standard")

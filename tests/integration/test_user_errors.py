@@ -62,7 +62,7 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
         ),
         (
             {"rejection_sample_method": "synthetic"},
-            ["rejection_sample_method='synthetic'", "'standard' or 'block'"],
+            ["rejection_sample_method='synthetic'", "'auto' or 'standard' or 'block'"],
         ),
         (
             {"num_speculative_tokens_per_batch_size": [[1, 8, 3]]},

@@ -60,7 +60,7 @@ def test_a_bad_draft_length_is_refused_with_its_range(value: object) -> None:
     ("options", "words"),
     [
         ({"draft_sample_method": "nucleus"}, "'greedy' or 'probabilistic'"),
-        ({"rejection_sample_method": "synthetic"}, "'standard' or 'block'"),
+        ({"rejection_sample_method": "synthetic"}, "'auto' or 'standard' or 'block'"),
         ({"controller": 3}, "'goodput' or 'threshold' or 'fixed' or 'random'"),
         ({"max_tpot_ms": 0}, r"a number above 0, at most 1e\+06 or unset"),
         ({"trace_path": ""}, "a text that is not empty or unset"),

@@ -1,4 +1,4 @@
-"""Whether drafts of sampled requests are drawn, or chosen like those of greedy ones."""
+"""Sampled requests: whether drafts are drawn or chosen, and how they are tested."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ MAX_CACHE_SHARE = 0.01
 """Of the device's memory, for the draft distributions that Model Runner V2 keeps."""
 
 
-def choose_method(vllm_config: Any) -> None:
+BLOCK = "block"
+
+
+def choose_methods(vllm_config: Any) -> None:
     """Decide for Model Runner V2 what ``auto`` means, in the finished config.
 
     V2 keeps a row of the whole vocabulary for each draft token of each request that
@@ -22,6 +25,8 @@ def choose_method(vllm_config: Any) -> None:
     each draft token of a step, and is told by us.
     """
     speculation = vllm_config.speculative_config
+    if vllm_config.use_v2_model_runner and verifies_blocks(vllm_config):
+        speculation.rejection_sample_method = BLOCK
     if (
         settings_of(vllm_config).draft_sample_method == AUTO
         and vllm_config.use_v2_model_runner
@@ -39,6 +44,19 @@ def draws_drafts(vllm_config: Any) -> bool:
     if method == AUTO and not vllm_config.use_v2_model_runner:
         return not _drafts_its_own_way(speculation)
     return bool(speculation.draft_sample_method == DRAWN)
+
+
+def verifies_blocks(vllm_config: Any) -> bool:
+    """Whether the draft tokens of a sampled request are tested jointly.
+
+    Where that is cheap: V2 has vLLM's kernels for it. Ours for V1 passes over whole
+    rows a few times more than vLLM's test and waits for the device twice; on a CPU
+    that is nothing beside the target's pass, on a GPU nobody has measured it.
+    """
+    method = settings_of(vllm_config).rejection_sample_method
+    if method == AUTO:
+        return bool(vllm_config.use_v2_model_runner or current_platform.is_cpu())
+    return bool(method == BLOCK)
 
 
 def can_choose_instead(vllm_config: Any) -> bool:

@@ -34,7 +34,7 @@ from vllm_mtp.drafting.vocabulary_list import (
 from vllm_mtp.integration import checkpoint, compat
 from vllm_mtp.integration.classes import name_our_classes
 from vllm_mtp.integration.command_line import clear_exit
-from vllm_mtp.integration.draft_sampling import choose_method
+from vllm_mtp.integration.draft_sampling import choose_methods
 from vllm_mtp.integration.settings import SETTINGS_KEY
 
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
@@ -207,7 +207,7 @@ def _finish(config: VllmConfig) -> None:
             f"(a speculators checkpoint): method {METHOD!r} cannot replace it; serve "
             "the target model itself."
         )
-    choose_method(config)
+    choose_methods(config)
     name_our_classes(config)
 
 

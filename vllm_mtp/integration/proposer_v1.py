@@ -23,6 +23,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.draft_sampling import verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
@@ -33,7 +34,6 @@ from vllm_mtp.integration.no_drafts_v1 import (
 from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
-from vllm_mtp.integration.settings import settings_of
 from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
@@ -336,8 +336,7 @@ def _replace_rejection_sampler(runner: Any) -> None:
     sampler = MTPPlusRejectionSampler(
         runner.sampler, runner.speculative_config, runner.device
     )
-    own = settings_of(runner.vllm_config)
-    sampler.tests_blocks = own.rejection_sample_method == "block"
+    sampler.tests_blocks = verifies_blocks(runner.vllm_config)
     sampler.after_verification = runner.drafter.after_verification
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()

@@ -135,7 +135,9 @@ class DraftingOptions:
             drawn[f"{VLLM_METHOD}, drawn"] = theirs | {
                 "draft_sample_method": "probabilistic"
             }
-            drawn[f"{METHOD}, block"] = ours | {"rejection_sample_method": "block"}
+            drawn[f"{METHOD}, tested singly"] = ours | {
+                "rejection_sample_method": "standard"
+            }
         listed = {}
         if self.draft_vocab is not None:
             path = str(self.draft_vocab.resolve())

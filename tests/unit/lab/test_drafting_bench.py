@@ -51,7 +51,7 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
         "mtp_plus",
     ]
     sampled = DraftingOptions(output=tmp_path, temperature=1.0)
-    assert {"mtp, drawn", "mtp_plus, block"} <= set(sampled.contenders)
+    assert {"mtp, drawn", "mtp_plus, tested singly"} <= set(sampled.contenders)
     for config in (*greedy.contenders.values(), *sampled.contenders.values()):
         assert config is None or config["num_speculative_tokens"] == 3
 
