@@ -16,16 +16,16 @@ import functools
 
 
 def register():
-    from vllm.v1.sample import rejection_sampler as module
+    from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler as theirs
 
-    right = module.rejection_sample
+    right = theirs._verify
 
     @functools.wraps(right)
     def wrong(*args, **kwargs):
         # The target's rows, each one place too late.
-        return right(*args[:5], args[5].roll(1, 0), *args[6:], **kwargs)
+        return right(*args[:6], args[6].roll(1, 0), *args[7:], **kwargs)
 
-    module.rejection_sample = wrong
+    theirs._verify = wrong
 """
 
 
