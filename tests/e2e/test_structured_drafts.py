@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -137,3 +139,29 @@ def test_sampled_texts_are_valid(temperature: float) -> None:
             check_valid(generate(llm, temperature))
         assert count.num_seen > 100
         assert count.num_cut == 0
+
+
+def test_a_grammar_that_was_compiled_before_waits_for_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine one gets its turn late, and drafts would go without."""
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    compile_it = StructuredOutputManager._create_grammar
+
+    def late(self: Any, request: Any) -> Any:
+        is_ours = not hasattr(request, "num_computed_tokens")
+        if is_ours and threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)
+        return compile_it(self, request)
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", late)
+    spec = {"method": "mtp_plus", "controller": "random"}
+    with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
+        first = CutDrafts(llm)
+        generate(llm, 0.7)
+        assert first.num_cut > 0
+        again = CutDrafts(llm)
+        generate(llm, 0.7)
+    assert again.num_seen > 100
+    assert again.num_cut == 0

@@ -21,6 +21,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 _BITS = 32
+_MAX_CACHED = 64
+"""Grammars that are taken to be in xgrammar's cache: the last ones that were used."""
 
 
 class _Follower:
@@ -34,6 +36,8 @@ class _Follower:
         )
         self.committed: list[int] = []
         """Tokens that the grammar has not taken yet: it is being compiled."""
+        self.is_new = True
+        """No draft has followed the grammar yet."""
         self.is_lost = False
         """The grammar did not take a token that the target did."""
 
@@ -86,6 +90,8 @@ class DraftGrammars:
         self._config = vllm_config
         self._manager: StructuredOutputManager | None = None
         self._followers: dict[str, _Follower] = {}
+        self._cached: dict[Any, None] = {}
+        """Grammars that were compiled here, the last used at the end."""
         self._rows: list[_Row] = []
         vocab_size = vllm_config.model_config.get_vocab_size()
         self._bitmask = torch.zeros(1, -(-vocab_size // _BITS), dtype=torch.int32)
@@ -107,10 +113,38 @@ class DraftGrammars:
                 continue
             follower = _Follower(request.req_id, params)
             if follower.structured_output_request is not None:
-                if self._manager is None:
-                    self._manager = StructuredOutputManager(self._config)
-                self._manager.grammar_init(follower)
+                self._compile(follower)
                 self._followers[request.req_id] = follower
+
+    def _compile(self, follower: _Follower) -> None:
+        """Beside the engine's steps, or at once where it is in xgrammar's cache.
+
+        A thread of its own gets its turn late on a busy machine, and the request's
+        first drafts would know no grammar for the sake of a fraction of a millisecond.
+        """
+        if self._manager is None:
+            self._manager = StructuredOutputManager(self._config)
+        asked = follower.structured_output_request
+        assert asked is not None
+        if asked.structured_output_key not in self._cached:
+            self._manager.grammar_init(follower)
+            return
+        try:
+            asked.grammar = self._manager._create_grammar(follower)
+        except Exception:
+            # The scheduler has the same grammar, and it is the one that counts.
+            follower.is_lost = True
+
+    def _remember(self, follower: _Follower) -> None:
+        """That this grammar was compiled."""
+        asked = follower.structured_output_request
+        if asked is None or asked.params._backend != "xgrammar":
+            return
+        key = asked.structured_output_key
+        self._cached.pop(key, None)
+        self._cached[key] = None
+        if len(self._cached) > _MAX_CACHED:
+            del self._cached[next(iter(self._cached))]
 
     def commit(
         self,
@@ -135,7 +169,10 @@ class DraftGrammars:
         for row, request_id in enumerate(request_ids):
             follower = self._followers.get(request_id)
             grammar = follower and follower.grammar()
-            if grammar is not None:
+            if follower is not None and grammar is not None:
+                if follower.is_new:
+                    self._remember(follower)
+                    follower.is_new = False
                 self._rows.append(_Row(row, grammar))
 
     def end_pass(self) -> None:

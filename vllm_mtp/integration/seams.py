@@ -79,7 +79,12 @@ SEAMS: tuple[Seam, ...] = (
             "scheduled_cached_reqs",
         ),
     ),
-    Seam("core", _SCHED + "output.CachedRequestData", ("resumed_req_ids",)),
+    Seam(
+        "core",
+        _SCHED + "output.CachedRequestData",
+        ("num_computed_tokens", "req_ids", "resumed_req_ids"),
+    ),
+    Seam("v1", "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens"),
     Seam("core", "vllm.v1.outputs.DraftTokenIds", ("req_ids", "draft_token_ids")),
     # Requests (request_validation.py)
     Seam(
@@ -108,7 +113,7 @@ SEAMS: tuple[Seam, ...] = (
         ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
     ),
     Seam("core", "vllm.v1.metrics.stats.RequestSpecDecodeMetrics.to_dict"),
-    Seam("core", "vllm.v1.outputs.ModelRunnerOutput"),
+    Seam("core", "vllm.v1.outputs.ModelRunnerOutput", ("sampled_token_ids",)),
     Seam("core", "vllm.v1.outputs.AsyncModelRunnerOutput.get_output"),
     # Worker (worker.py)
     Seam("core", "vllm.v1.worker.gpu_worker.Worker.init_device"),
@@ -349,6 +354,11 @@ SEAMS: tuple[Seam, ...] = (
     Seam(
         "v1",
         "vllm.v1.structured_output.StructuredOutputManager.grammar_init",
+        ("request",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.StructuredOutputManager._create_grammar",
         ("request",),
     ),
     Seam(
