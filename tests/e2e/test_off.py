@@ -29,7 +29,8 @@ SCRIPT = [0] * 9 + [2] * 2 + [0] * 2 + [3] + [0] * 5 + [1] * 4
 def run_twice(**settings: Any) -> tuple[JobResult, JobResult]:
     """With MTP layers that rest, and with MTP layers that never do."""
     is_async = {"async_scheduling": True} if settings.pop("is_async", False) else {}
-    ours = ENGINE | is_async | {"speculative_config": SPECULATION}
+    options = settings.pop("engine", {})
+    ours = ENGINE | is_async | options | {"speculative_config": SPECULATION}
     resting, never = run_jobs(
         Jobs(
             model=str(BUNDLED_CHECKPOINT),
@@ -44,6 +45,8 @@ def run_twice(**settings: Any) -> tuple[JobResult, JobResult]:
 
 CASES = {
     "v1": {"max_tokens": 70},
+    # Two requests decode and a third one's prompt comes in rows of one.
+    "v1-chunks": {"max_tokens": 70, "engine": {"max_num_batched_tokens": 3}},
     "v1-async": {"max_tokens": 70, "is_async": True},
     "v2-async": {"max_tokens": 30, "v2": True, "is_async": True},
 }
@@ -59,6 +62,25 @@ def test_after_a_pause_drafts_are_accepted_as_if_there_had_been_none(case: str) 
     accepted = [a for step in resting.accepted for _, _, a in step]
     assert len(accepted) > 30
     assert sum(accepted) > len(accepted)
+
+
+def test_a_step_at_rest_takes_the_path_of_a_target_alone() -> None:
+    """Nothing of vLLM's speculative path runs but where there is a prompt."""
+    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=SPECULATION) as llm:
+        recorder = play_script(llm, [0])
+        runner = model_runner(llm)
+        proposed = []
+        propose = runner.propose_draft_token_ids
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            proposed.append(1)
+            return propose(*args, **kwargs)
+
+        runner.propose_draft_token_ids = counted
+        greedy(llm, heldout_prompts(7, max_tokens=48), 30)
+        assert runner.speculative_config is not None
+        with_prompt = [o for o in recorder.outcomes if o.num_prefill_tokens]
+    assert 0 < len(proposed) == len(with_prompt) < len(recorder.outcomes) / 4
 
 
 def test_without_the_catch_up_fewer_drafts_are_accepted(

@@ -3,7 +3,8 @@
 Whenever speculation is configured vLLM takes its speculative path, with nothing to
 verify and nothing to draft as well: it lists draft rows, runs the rejection sampler,
 prepares a draft and copies it to the host. On a CPU that is half a millisecond a step.
-Each detour is left out where it would be empty, and taken as ever where it is not.
+A step in which the MTP layers rest takes vLLM's other path instead. In the remaining
+ones each detour is left out where it would be empty.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ NO_DRAFT_METHODS = (
     "_calc_spec_decode_metadata",
     "_copy_draft_token_ids_to_cpu",
     "_get_positions",
-    "propose_draft_token_ids",
+    "execute_model_state",
+    "requests",
+    "speculative_config",
     "use_async_scheduling",
 )
 
@@ -34,9 +37,7 @@ def shorten_steps_without_drafts(runner: Any, drafter: Any) -> None:
     """
     runner._calc_spec_decode_metadata = _without_draft_rows(runner)
     runner._copy_draft_token_ids_to_cpu = _without_empty_copies(runner)
-    # Where scheduling is async the next step reads what drafting has prepared.
-    if not runner.use_async_scheduling and drafter.rests_while_off:
-        runner.propose_draft_token_ids = _at_rest_when_off(runner, drafter)
+    rest_like_a_target_alone(runner, drafter)
 
 
 def _without_draft_rows(runner: Any) -> Callable[..., Any]:
@@ -53,7 +54,7 @@ def _without_draft_rows(runner: Any) -> Callable[..., Any]:
         num_draft_tokens: np.ndarray[Any, Any],
         cu_num_scheduled_tokens: np.ndarray[Any, Any],
     ) -> Any:
-        if num_draft_tokens.any():
+        if np.count_nonzero(num_draft_tokens):
             return original(num_draft_tokens, cu_num_scheduled_tokens)
         zeros, no_drafts, rows = parts(len(num_draft_tokens))
         last_rows = torch.from_numpy(cu_num_scheduled_tokens - 1)
@@ -83,52 +84,81 @@ def _without_empty_copies(runner: Any) -> Callable[..., None]:
     return copy_draft_token_ids_to_cpu
 
 
-def _at_rest_when_off(runner: Any, drafter: Any) -> Callable[..., Any]:
-    original = runner.propose_draft_token_ids
+def rest_like_a_target_alone(runner: Any, drafter: Any) -> None:
+    """Run steps in which the MTP layers rest as if speculation was not configured.
 
-    def propose_draft_token_ids(
-        scheduler_output: Any,
-        # [num_reqs, max_sampled]
-        sampled_token_ids: Any,
-        sampling_metadata: Any,
-        # [num_rows, hidden_size]
-        hidden_states: torch.Tensor,
-        sample_hidden_states: torch.Tensor,
-        aux_hidden_states: Any,
-        spec_decode_metadata: Any,
-        common_attn_metadata: Any,
-        slot_mappings: Any,
-    ) -> Any:
-        num_reqs = common_attn_metadata.num_reqs
-        if (
-            not pause.mtp_layers_rest(
-                scheduler_output.num_spec_tokens_to_schedule,
-                num_reqs,
-                common_attn_metadata.num_actual_tokens,
-                spec_decode_metadata.max_spec_len,
-            )
-            # The last row of a prompt's chunk: its next token is not sampled.
-            or runner.discard_request_mask.np[:num_reqs].any()
-            # Models that hand over something else than their hidden states.
-            or hasattr(runner.model, "get_mtp_target_hidden_states")
-        ):
-            return original(
-                scheduler_output,
-                sampled_token_ids,
-                sampling_metadata,
-                hidden_states,
-                sample_hidden_states,
-                aux_hidden_states,
-                spec_decode_metadata,
-                common_attn_metadata,
-                slot_mappings,
-            )
-        drafter.put_aside(
-            runner._get_positions(num_reqs),
-            hidden_states,
-            sampled_token_ids[:, 0],
-            common_attn_metadata,
+    Args:
+        runner: vLLM's V1 model runner.
+        drafter: ours, already in its place.
+    """
+    # Where scheduling is async the next step reads what drafting has prepared; layers
+    # with a recurrent state find theirs on the speculative path only.
+    if (
+        runner.use_async_scheduling
+        or not drafter.rests_while_off
+        or runner.model_config.is_hybrid
+    ):
+        return
+    configured = runner.speculative_config
+    execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
+
+    def execute_model_of_step(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _only_decodes(runner, drafter, scheduler_output):
+            return execute_model(scheduler_output, *args, **kwargs)
+        # What vLLM asks to choose its path; `sample_tokens` ends the step.
+        runner.speculative_config = None
+        try:
+            return execute_model(scheduler_output, *args, **kwargs)
+        except BaseException:
+            runner.speculative_config = configured
+            raise
+
+    def sample_tokens_of_step(grammar_output: Any) -> Any:
+        if runner.speculative_config is not None:
+            return sample_tokens(grammar_output)
+        state = runner.execute_model_state
+        try:
+            output = sample_tokens(grammar_output)
+        finally:
+            runner.speculative_config = configured
+        sampled = [token_ids[0] for token_ids in output.sampled_token_ids]
+        drafter.keep_unseen(
+            runner._get_positions(len(sampled)),
+            torch.tensor(sampled, dtype=torch.int32, device=runner.device),
+            state.hidden_states[: len(sampled)],
         )
-        return sampled_token_ids[:, :0]
+        return output
 
-    return propose_draft_token_ids
+    runner.execute_model = execute_model_of_step
+    runner.sample_tokens = sample_tokens_of_step
+
+
+def _only_decodes(runner: Any, drafter: Any, scheduler_output: Any) -> bool:
+    """Whether each request has one row, whose next token will be sampled.
+
+    False also where the MTP layers must catch up first, and for models that hand over
+    something else than their hidden states.
+    """
+    requests = scheduler_output.scheduled_cached_reqs
+    num_reqs = len(requests.req_ids)
+    if (
+        not num_reqs
+        or scheduler_output.scheduled_new_reqs
+        or requests.resumed_req_ids
+        or not pause.mtp_layers_rest(
+            scheduler_output.num_spec_tokens_to_schedule,
+            num_reqs,
+            scheduler_output.total_num_scheduled_tokens,
+            len(scheduler_output.scheduled_spec_decode_tokens),
+        )
+        or not drafter.has_room_for_unseen(num_reqs)
+        or hasattr(runner.model, "get_mtp_target_hidden_states")
+    ):
+        return False
+    # Of a prompt's chunk that ends before the prompt does, nothing is sampled.
+    return all(
+        num_computed + 1 == runner.requests[request_id].num_tokens
+        for request_id, num_computed in zip(
+            requests.req_ids, requests.num_computed_tokens, strict=True
+        )
+    )

@@ -97,12 +97,29 @@ class RestsWhileOff(SpecDecodeBaseProposer):
             self.model_runner.requests.keys(),
             lambda: self._catch_up(metadata, None),
         )
-        self.unseen.add(
-            self.model_runner.input_batch.req_ids,
-            positions,
-            next_token_ids,
-            hidden_states[:num_reqs],
-        )
+        self.keep_unseen(positions, next_token_ids, hidden_states[:num_reqs])
+
+    def has_room_for_unseen(self, num_rows: int) -> bool:
+        """Whether so many rows can be kept as things are."""
+        unseen = self.unseen
+        return unseen is None or unseen.num_rows + num_rows <= unseen.max_rows
+
+    def keep_unseen(
+        self,
+        # [num_reqs] each
+        positions: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        # [num_reqs, hidden_size]
+        hidden_states: torch.Tensor,
+    ) -> None:
+        """Keep what the MTP layers would have read in this step; there is room."""
+        if self.unseen is not None:
+            self.unseen.add(
+                self.model_runner.input_batch.req_ids,
+                positions,
+                next_token_ids,
+                hidden_states,
+            )
 
     def _catch_up(
         self, metadata: CommonAttentionMetadata, request_ids: list[str] | None
