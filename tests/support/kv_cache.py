@@ -244,6 +244,10 @@ def _worker_owners(
         request_ids = state.input_batch.req_ids
         seq_lens = state.input_batch.seq_lens[: len(request_ids)]
         table = runner.block_tables.input_block_tables[0]
+    elif state.spec_decode_common_attn_metadata is None:  # the MTP layers rest
+        request_ids = runner.input_batch.req_ids
+        seq_lens = runner.optimistic_seq_lens_cpu[: len(request_ids)]
+        table = runner.input_batch.block_table[0].get_device_tensor(len(request_ids))
     else:
         request_ids = runner.input_batch.req_ids
         seq_lens = state.spec_decode_common_attn_metadata.seq_lens
