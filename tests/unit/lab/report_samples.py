@@ -31,7 +31,7 @@ COMMITTED = {
     "rollback": "rollback/rollback-*.json",
     "steps": "rollback/steps-*.json",
     "crossing": "control/crossing-*.json",
-    "off": "control/off-*.json",
+    "off": "control/off-intel-*.json",
     "replay": "control/replay.json",
 }
 PROVENANCE = collect_provenance(["vllm-mtp", "sample"])
