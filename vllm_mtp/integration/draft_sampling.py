@@ -8,21 +8,19 @@ from vllm.platforms import current_platform
 from vllm_mtp.config import AUTO
 from vllm_mtp.integration.settings import settings_of
 
-DRAWN = "probabilistic"
+DRAWN, BLOCK = "probabilistic", "block"
 MAX_CACHE_SHARE = 0.01
 """Of the device's memory, for the draft distributions that Model Runner V2 keeps."""
-
-
-BLOCK = "block"
 
 
 def choose_methods(vllm_config: Any) -> None:
     """Decide for Model Runner V2 what ``auto`` means, in the finished config.
 
-    V2 keeps a row of the whole vocabulary for each draft token of each request that
-    could run: 0.6 GB for 256 requests, K = 8 and 152k tokens in bfloat16. Drawn drafts
-    are worth that where memory is plenty. V1 keeps a row of the draft vocabulary for
-    each draft token of a step, and is told by us.
+    Drafts are tested as `verifies_blocks` says. Whether they are drawn: V2 keeps a row
+    of the whole vocabulary for each draft token of each request that could run, 0.6 GB
+    for 256 requests, K = 8 and 152k tokens in bfloat16; drawn drafts are worth that
+    where memory is plenty. V1 keeps a row of the draft vocabulary for each draft token
+    of a step, and is told by us.
     """
     speculation = vllm_config.speculative_config
     if vllm_config.use_v2_model_runner and verifies_blocks(vllm_config):

@@ -17,12 +17,12 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from vllm_mtp.integration import pause
 
-NO_DRAFT_METHODS = (
+NO_DRAFT_ATTRIBUTES = (
     "_calc_spec_decode_metadata",
     "_copy_draft_token_ids_to_cpu",
     "_get_positions",
-    "execute_model_state",
-    "requests",
+    "model_config",
+    "sample_tokens",
     "speculative_config",
     "use_async_scheduling",
 )

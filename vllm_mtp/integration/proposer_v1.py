@@ -28,7 +28,7 @@ from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.no_drafts_v1 import (
-    NO_DRAFT_METHODS,
+    NO_DRAFT_ATTRIBUTES,
     shorten_steps_without_drafts,
 )
 from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
@@ -317,7 +317,7 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
-    check_attributes(runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_METHODS))
+    check_attributes(runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_ATTRIBUTES))
     check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
