@@ -161,6 +161,9 @@ def test_the_probe_predicts_a_speedup(tmp_path: Path) -> None:
     assert by_length[0]["predicted_speedup"] == 1.0
     best = by_length[probe["best_draft_length"]]
     assert best["predicted_speedup"] == probe["predicted_speedup"]
+    lower, upper = probe["interval"]
+    assert lower < probe["predicted_speedup"] < upper
+    assert probe["num_drafts"] > 500
     topics = [each["topic"] for each in report["findings"]]
     assert topics[-3:] == ["acceptance", "cost", "prediction"]
 

@@ -49,6 +49,37 @@ def test_an_outcome_holds_what_was_scheduled_and_what_came_of_it(clock: Clock) -
     assert outcomes.take().requests == ()  # each outcome is told once
 
 
+def test_deciding_and_learning_are_part_of_steps(clock: Clock) -> None:
+    outcomes = StepOutcomes(drafts_after_output=False)
+    outcomes.scheduling()
+    clock.now_s += 0.2  # the controller decides
+    outcomes.begin(step(1))
+    clock.now_s += 0.5
+    assert outcomes.take().step_time_s == pytest.approx(0.7)
+    with outcomes.learning():
+        clock.now_s += 0.3
+    clock.now_s += 5.0  # idle
+    for expected_s in (0.9, 0.6):  # what was learned counts once
+        outcomes.scheduling()
+        clock.now_s += 0.1
+        outcomes.begin(step(1))
+        clock.now_s += 0.5
+        assert outcomes.take().step_time_s == pytest.approx(expected_s)
+
+
+def test_what_lies_between_two_outputs_counts_once(clock: Clock) -> None:
+    """Overlapping steps: learning goes on beside them."""
+    outcomes = StepOutcomes(drafts_after_output=False)
+    outcomes.begin(step(1))
+    outcomes.begin(step(1))
+    clock.now_s += 0.5
+    outcomes.take()
+    with outcomes.learning():
+        clock.now_s += 0.3
+    clock.now_s += 0.1
+    assert outcomes.take().step_time_s == pytest.approx(0.4)
+
+
 def test_overlapping_steps_are_timed_from_output_to_output(clock: Clock) -> None:
     outcomes = StepOutcomes(drafts_after_output=False)
     outcomes.begin(step(1))

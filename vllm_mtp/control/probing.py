@@ -12,7 +12,7 @@ from typing import NamedTuple
 from vllm_mtp.control.cost import ExpectedTimes
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.preference import OFF_MARGIN
+from vllm_mtp.control.preference import DRAFTING_PREMIUM
 from vllm_mtp.records import (
     CATCH_UP_TOKENS_PER_REQUEST,
     MIN_CATCH_UP_TOKENS,
@@ -77,6 +77,8 @@ class Probing:
         """Of that when it was found; asked for anew when it begins."""
         self._current: Probe | None = None
         self._steps_left = 0
+        self._tried_off = False
+        """The last probe was of K = 0."""
 
     def may_draft_while_off(self) -> bool:
         """Whether the next step may be one of a probe."""
@@ -108,6 +110,7 @@ class Probing:
             self.budget.be_patient()
         self.num_probes += 1
         self._current, self._next = probe, None
+        self._tried_off = probe.plan.depth == 0
 
     # -- while drafting is off ----------------------------------------------------
 
@@ -197,12 +200,17 @@ class Probing:
             hopeful = sorted(others, key=lambda p: self._price_of_verifying(p, now))[:1]
         if not hopeful:
             return None
+        off = next((p for p in hopeful if p.depth == 0), None)
+        if off is not None and not self._tried_off:
+            # While it drafts nothing else tells what a step without drafts takes, and
+            # never to be slower than that comes before being faster still.
+            return Probe(off)
         return Probe(max(hopeful, key=lambda p: self._promise_for_price(p, now)))
 
     def _promise(self, plan: Plan, now: Situation) -> float:
         """Gain beyond what would change the decision, with luck; see `preferred`."""
-        margin = self._margin if plan.depth else OFF_MARGIN
-        return plan.optimistic_goodput / (now.plan.goodput * (1 + margin)) - 1.0
+        needed = 1 + self._margin if plan.depth else 1 / (1 + DRAFTING_PREMIUM)
+        return plan.optimistic_goodput / (now.plan.goodput * needed) - 1.0
 
     def _promise_for_price(self, plan: Plan, now: Situation) -> tuple[float, float]:
         price = self._price_of_verifying(plan, now)

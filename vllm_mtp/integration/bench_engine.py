@@ -104,8 +104,15 @@ class BenchEngine:
     def tokenize_chats(
         self, conversations: Sequence[Sequence[Mapping[str, str]]]
     ) -> dict[str, Any]:
-        """Token ids of conversations that wait for an answer."""
+        """Token ids of conversations that wait for an answer.
+
+        A tokenizer without a chat template is a base model's: it is given what was
+        said, to continue.
+        """
         tokenizer = self.engine.get_tokenizer()
+        if tokenizer.chat_template is None:
+            said = ["\n".join(each["content"] for each in c) for c in conversations]
+            return self.tokenize(said)
         encoded = [
             tokenizer.apply_chat_template(
                 list(each), add_generation_prompt=True, return_dict=False

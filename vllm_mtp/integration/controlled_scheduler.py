@@ -144,6 +144,7 @@ class ControlledScheduler(Scheduler):
         return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self._outcomes.scheduling()
         may_draft = self.controller.may_draft() or bool(self._pinned)
         self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
         return super().schedule(*args, **kwargs)
@@ -325,7 +326,8 @@ class ControlledScheduler(Scheduler):
         return outputs
 
     def _hear(self, outcome: StepOutcome) -> None:
-        self.controller.observe(outcome)
+        with self._outcomes.learning():
+            self.controller.observe(outcome)
         if self.metrics is not None:
             self.metrics.heard(outcome)
 

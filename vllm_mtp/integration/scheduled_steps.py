@@ -6,7 +6,8 @@ in a queue until the step's output comes back.
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from vllm_mtp.integration import pause
@@ -50,9 +51,31 @@ class StepOutcomes:
         self._compared: list[RequestOutcome] = []
         self._last_output_at_s = 0.0
         self._last: ScheduledStep | None = None
+        self._scheduling_since_s: float | None = None
+        self._learning_s = 0.0
+        """Since the last output."""
+
+    def scheduling(self) -> None:
+        """Scheduling begins; what deciding takes is part of the step."""
+        self._scheduling_since_s = time.monotonic()
 
     def begin(self, step: ScheduledStep) -> None:
-        self._under_way.append((step, time.monotonic()))
+        since_s, self._scheduling_since_s = self._scheduling_since_s, None
+        self._under_way.append((step, since_s or time.monotonic()))
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Within, a controller learns, while nothing else can go on.
+
+        Of small models that is a hundredth of a step with drafts, and next to nothing
+        of one without: left out, drafting would seem cheaper than it is. It counts as
+        time of the step that comes next, most often one of the same kind.
+        """
+        since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._learning_s += time.monotonic() - since_s
 
     def add(self, outcome: RequestOutcome) -> None:
         """A request's drafts were verified in the step whose output is here."""
@@ -67,6 +90,9 @@ class StepOutcomes:
         step, began_at_s = self._under_way.popleft()
         now_s = time.monotonic()
         step_time_s = now_s - max(began_at_s, self._last_output_at_s)
+        if began_at_s >= self._last_output_at_s:  # else it lies between two outputs
+            step_time_s += self._learning_s
+        self._learning_s = 0.0
         self._last_output_at_s = now_s
         drafting = (self._last or step) if self._drafts_after_output else step
         self._last = step

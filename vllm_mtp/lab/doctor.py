@@ -170,7 +170,8 @@ def _of_probe(probe: ProbeResult) -> Iterator[Finding]:
             "lost, damaged or exchanged look like this",
         )
     else:
-        yield Finding("ok", "acceptance", f"survival by position: {shares}")
+        text = f"survival by position, of {probe.num_drafts} drafts: {shares}"
+        yield Finding("ok", "acceptance", text)
     base, best = probe.lengths[0], probe.best
     yield Finding(
         "ok",
@@ -187,7 +188,8 @@ def _of_probe(probe: ProbeResult) -> Iterator[Finding]:
         "ok",
         "prediction",
         f"best K {best.draft_length}: {best.acceptance_length:.2f} tokens in "
-        f"{relative:.2f} steps, {best.predicted_speedup:.2f} times as fast as without",
+        f"{relative:.2f} steps, {best.predicted_speedup:.2f} times as fast as without "
+        f"({best.interval.lower:.2f} to {best.interval.upper:.2f})",
     )
 
 

@@ -179,16 +179,7 @@ class EngineBackend:
         }
 
     def _ids(self, prompts: Sequence[EvalPrompt]) -> list[list[int]]:
-        texts = [prompt.text for prompt in prompts if prompt.messages is None]
-        chats = [
-            [message.model_dump() for message in prompt.messages]
-            for prompt in prompts
-            if prompt.messages is not None
-        ]
-        of_texts = iter(self._engine.ask("tokenize", texts=texts)["token_ids"])
-        asked = self._engine.ask("tokenize_chats", conversations=chats)
-        of_chats = iter(asked["token_ids"])
-        found = [next(of_chats if prompt.messages else of_texts) for prompt in prompts]
+        found = tokenize_prompts(self._engine, prompts)
         for prompt, ids in zip(prompts, found, strict=True):
             if not 1 <= len(ids) <= self._limit - self._sampling.max_tokens:
                 raise ConfigError(
@@ -198,6 +189,27 @@ class EngineBackend:
                     "(--max-model-len)"
                 )
         return found
+
+
+def tokenize_prompts(
+    engine: EngineProcess, prompts: Sequence[EvalPrompt]
+) -> list[list[int]]:
+    """Token ids of prompts, in their order; conversations end where an answer begins.
+
+    Args:
+        engine: Started; its tokenizer is asked.
+        prompts: Texts and conversations.
+    """
+    texts = [prompt.text for prompt in prompts if prompt.messages is None]
+    chats = [
+        [message.model_dump() for message in prompt.messages]
+        for prompt in prompts
+        if prompt.messages is not None
+    ]
+    of_texts = iter(engine.ask("tokenize", texts=texts)["token_ids"])
+    asked = engine.ask("tokenize_chats", conversations=chats)
+    of_chats = iter(asked["token_ids"])
+    return [next(of_chats if prompt.messages else of_texts) for prompt in prompts]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from vllm_mtp.tuning.checkpoint import (
     write_json,
 )
 from vllm_mtp.tuning.expand import Expansion, Weights, expand_weights, shuffle_mtp
+from vllm_mtp.tuning.prompts import PROMPTS_FILE
 from vllm_mtp.tuning.provenance import PROVENANCE_FILE
 from vllm_mtp.tuning.shape import ModelShape
 
@@ -73,6 +74,8 @@ def expand_checkpoint(
         if not (source / name).is_file():
             raise ValueError(f"checkpoint: {source / name} is missing")
         shutil.copyfile(source / name, output / name)
+    if (source / PROMPTS_FILE).is_file():  # texts that this model has not been shown
+        shutil.copyfile(source / PROMPTS_FILE, output / PROMPTS_FILE)
     save_weights(grown, output / "model.safetensors", DTYPES[dtype])
     write_json(
         output / PROVENANCE_FILE,

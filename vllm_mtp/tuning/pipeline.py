@@ -20,7 +20,12 @@ from vllm_mtp.tuning.evaluate import (
 )
 from vllm_mtp.tuning.model import MiMoModel
 from vllm_mtp.tuning.plan import TrainingPlan, Watcher
-from vllm_mtp.tuning.prompts import HeldOutPrompt, cut_prompts, write_prompts
+from vllm_mtp.tuning.prompts import (
+    PROMPTS_FILE,
+    HeldOutPrompt,
+    cut_prompts,
+    write_prompts,
+)
 from vllm_mtp.tuning.provenance import (
     LICENSE_NOTE_FILE,
     PROVENANCE_FILE,
@@ -32,8 +37,6 @@ from vllm_mtp.tuning.provenance import (
 from vllm_mtp.tuning.shape import ModelShape
 from vllm_mtp.tuning.tokenizer import train_tokenizer
 from vllm_mtp.tuning.train import train_mtp, train_trunk
-
-PROMPTS_FILE = "heldout_prompts.jsonl"
 
 
 def measure(

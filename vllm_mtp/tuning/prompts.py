@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 
 from vllm_mtp.tuning.corpus import SourceFile
 
+PROMPTS_FILE = "heldout_prompts.jsonl"
+"""In the checkpoint's folder."""
 MIN_PROMPT_TOKENS = 30
 MAX_PROMPT_TOKENS = 200
 MAX_PROMPTS_PER_FILE = 4

@@ -20,8 +20,8 @@ def plan(depth: int, goodput: float, with_luck: float) -> Plan:
 @pytest.mark.parametrize(
     ("other", "is_tried"),
     [
-        (plan(0, 97.0, with_luck=102.0), True),
-        (plan(0, 97.0, with_luck=100.5), False),
+        (plan(0, 96.0, with_luck=98.5), True),
+        (plan(0, 96.0, with_luck=97.5), False),
         (plan(2, 97.0, with_luck=104.0), True),
         (plan(2, 97.0, with_luck=102.0), False),
     ],
@@ -35,3 +35,19 @@ def test_a_plan_is_tried_that_would_be_changed_to_with_luck(
     probing.look_for([now.plan, other], now)
     probe = probing.step(now)
     assert (probe is not None and probe.plan == other) == is_tried
+
+
+def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> None:
+    """However much more the other one promises."""
+    probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
+    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    found = [now.plan, plan(0, 96.0, with_luck=99.0), plan(2, 99.0, with_luck=130.0)]
+    tried = []
+    for _ in range(4):
+        probing.look_for(found, now)
+        probe = probing.step(now)
+        assert probe is not None
+        tried.append(probe.plan.depth)
+        while not probing.is_over:
+            probing.step(now)
+    assert tried == [0, 2, 0, 2]

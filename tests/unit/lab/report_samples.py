@@ -121,7 +121,7 @@ def _doctor() -> Mapping[str, Any]:
             {"level": "ok", "topic": "vLLM", "text": "0.32.0 has everything"},
             {"level": "note", "topic": "kernels", "text": "rollback by reference"},
         ],
-        "probe": conclude({k: [figures(k)] * 2 for k in LENGTHS}).as_json(),
+        "probe": conclude({k: [figures(k)] * 2 for k in LENGTHS}, []).as_json(),
         "provenance": PROVENANCE,
     }
 

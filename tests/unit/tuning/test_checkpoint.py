@@ -120,6 +120,7 @@ def test_an_expanded_checkpoint_is_complete_and_computes_the_same(
     folder: Path, tmp_path: Path, small_model: MiMoModel, token_ids: torch.Tensor
 ) -> None:
     grown_folder = tmp_path / "grown"
+    (folder / "heldout_prompts.jsonl").write_text('{"text": "def"}\n')
     expansion = Expansion(num_hidden_layers=4, hidden_size=128, intermediate_size=64)
 
     report = expand_checkpoint(folder, grown_folder, expansion, dtype="float32")
@@ -129,6 +130,7 @@ def test_an_expanded_checkpoint_is_complete_and_computes_the_same(
     assert report.num_before == sum(w.numel() for w in small_model.parameters())
     for name in ("tokenizer.json", "generation_config.json", "PROVENANCE.json"):
         assert (grown_folder / name).is_file()
+    assert (grown_folder / "heldout_prompts.jsonl").read_text() == '{"text": "def"}\n'
     with torch.no_grad():
         torch.testing.assert_close(
             grown(token_ids), small_model(token_ids), rtol=1e-4, atol=2e-5

@@ -1,0 +1,44 @@
+"""Which of the plans that were found is used."""
+
+import pytest
+
+from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.preference import preferred
+
+MARGIN = 0.03
+
+
+def plan(depth: int, goodput: float) -> Plan:
+    return Plan(depth, 0.0, goodput * 0.02, 0.02, goodput)
+
+
+@pytest.mark.parametrize(
+    ("goodputs", "current", "chosen"),
+    [
+        ({0: 90.0, 1: 100.0, 2: 102.0}, 1, 1),  # not enough better
+        ({0: 90.0, 1: 100.0, 2: 104.0}, 1, 2),
+        ({0: 99.0, 1: 100.0}, 1, 0),  # too little better than not drafting
+        ({0: 97.0, 1: 100.0}, 1, 1),
+        ({0: 100.0, 1: 102.5}, 0, 0),  # what rests goes on resting
+        ({0: 100.0, 1: 103.5}, 0, 1),
+        # What beats the draft length in use must beat not drafting, too.
+        ({0: 103.0, 1: 100.0, 2: 104.0}, 1, 0),
+    ],
+)
+def test_drafting_must_be_worth_it(
+    goodputs: dict[int, float], current: int, chosen: int
+) -> None:
+    found = [plan(depth, goodput) for depth, goodput in goodputs.items()]
+    now = plan(current, 1.0)
+    assert preferred(found, now, MARGIN, catch_up_s=0.0).depth == chosen
+
+
+def test_where_drafting_may_not_rest_the_best_depth_is_used() -> None:
+    found = [plan(1, 100.0), plan(2, 104.0)]
+    assert preferred(found, plan(1, 1.0), MARGIN, catch_up_s=0.0).depth == 2
+    assert preferred(found[:1], plan(1, 1.0), MARGIN, catch_up_s=0.0).depth == 1
+
+
+def test_catching_up_must_be_earned_back() -> None:
+    found = [plan(0, 100.0), plan(1, 103.5)]
+    assert preferred(found, plan(0, 1.0), MARGIN, catch_up_s=0.02).depth == 0
