@@ -182,6 +182,13 @@ def test_the_probe_finds_weights_in_the_wrong_place(tmp_path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
     code, report = doctor(str(tmp_path))
     assert code == 0
+    # A base model, whose checkpoint brings no prompts: the built-in conversations are
+    # continued as they are.
+    (tmp_path / "heldout_prompts.jsonl").unlink()
+    config_path = tmp_path / "tokenizer_config.json"
+    config = json.loads(config_path.read_text())
+    del config["chat_template"]
+    config_path.write_text(json.dumps(config))
     code, report = doctor(str(tmp_path), "--probe", "--dtype", "float32")
     assert code == 1
     (problem,) = problems(report)

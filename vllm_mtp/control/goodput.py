@@ -26,10 +26,10 @@ from typing import NamedTuple, TypeVar
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
-from vllm_mtp.control.preference import feasible, preferred
+from vllm_mtp.control.preference import feasible, preferred, usual_depth
 from vllm_mtp.control.probing import Probing, Situation
 from vllm_mtp.control.step_times import CostPrior
-from vllm_mtp.control.stopping import Stopping, prices
+from vllm_mtp.control.stopping import StepMargins, Stopping, prices
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import (
     DecodeRequest,
@@ -133,6 +133,11 @@ class GoodputController:
         self._times: ExpectedTimes | None = None
         self._stopping: Stopping | None = None
         """Under the plan; None until asked for."""
+        self._margins = StepMargins()
+        self._uniform_depth = 1
+        """How deep rules draft in the mean."""
+        self._is_ruled = False
+        """The last decision left depth to a rule."""
         self._trying = self._lengths
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
@@ -165,7 +170,7 @@ class GoodputController:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
         ids, _, _, pins, _ = zip(*requests, strict=True)
-        self._seen = requests
+        self._seen, self._is_ruled = requests, False
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
             self._replan()
         if not self._may_draft and not any(pins):
@@ -196,7 +201,8 @@ class GoodputController:
         is_bounded = self.options.max_token_latency_s is not None
         depth = self.plan.depth if is_bounded else self._depths[-1]
         if self._stopping is None:
-            known = prices(self.plan, self._times, len(requests), depth)
+            margin = self._margins.of(self._planned_bucket)
+            known = prices(self.plan, self._times, len(requests), depth, margin)
             self._stopping = Stopping(self.survival, known)
         chosen = {request.request_id: depth for request in requests}
         free = [request for request in requests if request.pinned_draft_length is None]
@@ -205,6 +211,7 @@ class GoodputController:
             chosen.update((request.request_id, depth) for request in free)
         ids = [request.request_id for request in free]
         rule = self._stopping.rule(ids, self._classes(free, ids)) if free else None
+        self._is_ruled = rule is not None and not is_bounded
         return DraftDecision(depth if free else 0, chosen, "exploit", rule)
 
     def _classes(
@@ -311,6 +318,10 @@ class GoodputController:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn from a step; look for a better plan every few."""
+        if self._is_ruled and outcome.draft_depth and not outcome.num_prefill_tokens:
+            self._margins.learn(
+                self._planned_bucket, outcome.draft_depth, self._uniform_depth
+            )
         self._quiet.append(outcome)
         if (
             outcome.requests
@@ -384,6 +395,7 @@ class GoodputController:
         found = plans(batch, self._times, self._depths, optimism, keep)
         found = feasible(found, self.options.max_token_latency_s)
         before = self.plan
+        self._uniform_depth = usual_depth(found) or self._uniform_depth
         self._adopt(self._preferred(found))
         if batch.groups:
             self.probing.look_for(found, self._situation())

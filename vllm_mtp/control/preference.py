@@ -13,6 +13,8 @@ DRAFTING_PREMIUM = 0.02
 """Gain over not drafting below which drafting stops: not drafting needs no luck with
 acceptance, and where both promise the same, the estimates of drafting were the lucky
 ones (on texts where K = 0 and K = 1 were equal, what was drafted lost 2 to 4 %)."""
+_AS_GOOD = 0.98
+"""Of the best goodput: no difference that estimates would show."""
 _RESUME_HORIZON_STEPS = 64
 """Steps within which drafting must earn back what catching up costs."""
 
@@ -53,3 +55,14 @@ def preferred(
     chosen = best if is_better else kept
     off = max((p for p in found if p.depth == 0), default=chosen, key=_goodput)
     return off if off.goodput * (1 + DRAFTING_PREMIUM) > chosen.goodput else chosen
+
+
+def usual_depth(found: Sequence[Plan]) -> int:
+    """The best draft length above 0 if all requests had the same; 0 if there is none.
+
+    The shortest of those that are as good: what drafts cost is surer than what they
+    bring.
+    """
+    drafting = [p for p in found if p.depth and p.is_uniform]
+    enough = _AS_GOOD * max(map(_goodput, drafting), default=0.0)
+    return min((p.depth for p in drafting if p.goodput >= enough), default=0)

@@ -22,6 +22,7 @@ import torch
 HALF_LIFE_TOKENS = 16384
 """Committed tokens after which a token that did not come again counts half."""
 COVERAGE_HALF_LIFE_TOKENS = 2048
+"""Committed tokens after which whether rows held them counts half."""
 ROW_MULTIPLE = 128
 """Rows on each rank: a multiple of what matrix units take at a time."""
 
@@ -147,13 +148,19 @@ class DraftVocabulary:
         distinct = torch.unique(token_ids[is_token])
         self._scores[distinct.to(self._scores.device, non_blocking=True)] += 1.0
 
-    def refresh(self) -> None:
-        """Give the rows to the tokens with the highest scores."""
+    def refresh(
+        self, coverage_half_life_tokens: float = COVERAGE_HALF_LIFE_TOKENS
+    ) -> None:
+        """Give the rows to the tokens with the highest scores.
+
+        Args:
+            coverage_half_life_tokens: How long it counts what rows have held.
+        """
         best = self._best_ids()
         if best.is_cuda or self._have_missed_much(best):
             self._move_rows(best)
         self._scores *= torch.exp2(-self._num_seen / HALF_LIFE_TOKENS)
-        self._covered *= torch.exp2(-self._num_seen / COVERAGE_HALF_LIFE_TOKENS)
+        self._covered *= torch.exp2(-self._num_seen / coverage_half_life_tokens)
         self._num_seen.zero_()
 
     def resize(self, num_rows: int) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.drafting.vocabulary import (
+    COVERAGE_HALF_LIFE_TOKENS,
+    DraftVocabulary,
+)
 
 STEPS_BETWEEN_REFRESHES = 64
 STEPS_BEFORE_NEW_PROMPTS_COUNT = 16
@@ -21,6 +24,9 @@ ENOUGH_COVERAGE, TOO_LITTLE_COVERAGE = 0.97, 0.95
 """A draft of three tokens, each covered with 0.97, loses at most 3 % of its acceptance
 length at 0.8 per token; the smaller head makes up for it where drafting is a tenth of
 a step or more. Apart, so that it does not thrash."""
+UNUSED_COVERAGE_HALF_LIFE_TOKENS = 512
+"""Shorter while the whole head is used: rows follow the traffic meanwhile, so what they
+did not hold some time ago says little."""
 ROOMY_COVERAGE, TIGHT_COVERAGE = 0.998, 0.993
 """Above the first, half as many rows will do; below the second, twice as many are
 better. A missed token costs a draft about two: 0.7 % of them, 1 % of the acceptance
@@ -96,7 +102,11 @@ class VocabularyPolicy:
             self._steps_to_refresh = STEPS_BETWEEN_REFRESHES
             self._has_new_prompts = False
             count()
-            self.vocabulary.refresh()
+            self.vocabulary.refresh(
+                COVERAGE_HALF_LIFE_TOKENS
+                if self.is_active
+                else UNUSED_COVERAGE_HALF_LIFE_TOKENS
+            )
             if self._may_switch:
                 self._switch()
         return None

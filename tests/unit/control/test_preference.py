@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.preference import preferred
+from vllm_mtp.control.preference import preferred, usual_depth
 
 MARGIN = 0.03
 
@@ -42,3 +42,12 @@ def test_where_drafting_may_not_rest_the_best_depth_is_used() -> None:
 def test_catching_up_must_be_earned_back() -> None:
     found = [plan(0, 100.0), plan(1, 103.5)]
     assert preferred(found, plan(0, 1.0), MARGIN, catch_up_s=0.02).depth == 0
+
+
+def test_the_usual_depth_is_the_shortest_of_those_that_are_as_good() -> None:
+    found = [plan(0, 200.0), plan(1, 90.0), plan(2, 99.0), plan(3, 100.0)]
+    assert usual_depth(found) == 2
+    assert usual_depth(found[:2]) == 1
+    assert usual_depth(found[:1]) == 0
+    mixed = Plan(4, 0.5, 4.0, 0.02, 200.0)
+    assert usual_depth([*found, mixed]) == 2

@@ -10,7 +10,7 @@ from vllm_mtp.control.cost import ExpectedTimes
 from vllm_mtp.control.goodput import GoodputController, GoodputOptions
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.step_times import Layout, Shape, StepTimes
-from vllm_mtp.control.stopping import _STEP_MARGIN, prices
+from vllm_mtp.control.stopping import StepMargins, prices
 from vllm_mtp.records import DecodeRequest
 
 K_MAX = 4
@@ -30,24 +30,46 @@ def plan_of(goodput: float, depth: int = 2) -> Plan:
 
 def test_of_a_single_request_every_length_has_its_own_price() -> None:
     times = times_of([1.0, 1.5, 1.4, 1.3, 1.6], 9.9, 0.2)
-    found = prices(plan_of(150.0), times, num_requests=1, depth=K_MAX)
+    found = prices(plan_of(150.0), times, num_requests=1, depth=K_MAX, margin=1.6)
     # 150 tokens a second, steps of 10 ms: 1.5 tokens for each unit.
     assert found.verify == pytest.approx([0.0, 0.75, 0.6, 0.45, 0.9])
-    assert found.step == pytest.approx(_STEP_MARGIN * 0.3)
+    assert found.step == pytest.approx(1.6 * 0.3)
 
 
 def test_of_many_requests_each_row_has_the_same_price() -> None:
     times = times_of([1.0, 9.0, 9.0, 9.0, 9.0], 0.8, 0.2)
-    found = prices(plan_of(1000.0), times, num_requests=8, depth=3)
+    found = prices(plan_of(1000.0), times, num_requests=8, depth=3, margin=1.0)
     # A token of all eight takes 8 ms, of one 1 ms.
     assert found.verify == pytest.approx([0.0, 1.0, 2.0, 3.0])
 
 
 def test_rows_that_seem_to_save_time_are_free_not_paid_for() -> None:
     times = times_of([1.0] * 5, -0.5, -0.2)
-    found = prices(plan_of(100.0), times, num_requests=8, depth=2)
+    found = prices(plan_of(100.0), times, num_requests=8, depth=2, margin=1.0)
     assert found.verify == [0.0, 0.0, 0.0]
     assert found.step == 0.0
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5, 3.0])
+def test_the_margin_makes_drafts_as_deep_as_wanted_in_the_mean(scale: float) -> None:
+    """Whatever is wrong with prices, within bounds."""
+    rng, margins, depths = random.Random(0), StepMargins(), []
+    for _ in range(1200):
+        worth = 4.0 * rng.random()
+        depth = 1 + sum(worth > 0.4 * k * scale * margins.of(4) for k in (1, 2, 3, 4))
+        margins.learn(4, depth, wanted=2)
+        depths.append(depth)
+    assert sum(depths[200:]) / 1000 == pytest.approx(2.0, abs=0.1)
+    assert margins.of(8) == StepMargins().of(8)  # others are left alone
+
+
+def test_the_margin_stays_within_bounds() -> None:
+    margins = StepMargins()
+    for _ in range(1000):
+        margins.learn(1, 8, wanted=1)
+        margins.learn(2, 1, wanted=8)
+    assert margins.of(1) == 4.0
+    assert margins.of(2) == 0.7
 
 
 def settled(acceptance: float = 0.8, **options: object) -> SmallEngine:
