@@ -1,7 +1,9 @@
 """What drafting would gain on this machine: tried with one engine and some prompts.
 
 Requests pin their draft length (`request_options`), so one engine serves all of them;
-a pinned 0 costs what no speculation costs (`vllm-mtp bench off`). For each K the
+a pinned 0 costs what no speculation costs (`vllm-mtp bench off`), except where steps
+are so short that what the plugin asks itself in each of them counts: there a second
+engine, without speculation, is what K = 0 is measured with. For each K the
 prediction is ``L(K) / (t(K) / t(0))``: acceptance length ``L(K) = 1 + S_1 + .. + S_K``
 over the measured step time. Step times need few prompts, served with every K one right
 after the other: a shared machine is half as fast again in some minutes, so they are
@@ -23,6 +25,7 @@ from rich.console import Console
 from vllm_mtp.acceptance import Interval, expected_acceptance_length, speedup
 from vllm_mtp.config import METHOD
 from vllm_mtp.lab.demo import log_folder
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.eval_backends import tokenize_prompts
 from vllm_mtp.lab.eval_prompts import load_prompts
@@ -31,15 +34,18 @@ from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.request_options import FLAT_KEY
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
-NUM_CYCLES = 6
+NUM_CYCLES = 12
 """Rounds with every draft length, for step times."""
 MAX_PROMPTS = 96
 MAX_SECONDS = 120.0
 """Of further rounds with the longest drafts, for survival."""
 PROMPT_TOKENS, REQUEST_TOKENS = 256, 64
+SHORT_STEP_S = 0.01
 WITHOUT_PAUSE_S = 60.0
 NEXT_TO_NOTHING = 0.1
 """First-position acceptance that no intact MTP layer has on ordinary text."""
+_AS_GOOD = 0.98
+"""Of the best prediction: no difference that a probe would show."""
 _NUM_RESAMPLES = 2000
 _TAILS = (0.025, 0.975)
 
@@ -72,10 +78,9 @@ class ProbeResult:
 
     @property
     def best(self) -> LengthFigures:
-        """The fastest; the shortest draft among equals."""
-        return max(
-            self.lengths, key=lambda each: (each.predicted_speedup, -each.draft_length)
-        )
+        """The fastest; the shortest draft among those that are as fast."""
+        enough = _AS_GOOD * max(each.predicted_speedup for each in self.lengths)
+        return next(each for each in self.lengths if each.predicted_speedup >= enough)
 
     @property
     def draft_cost(self) -> float:
@@ -129,7 +134,12 @@ def run_probe(
             for first in range(0, len(fitting), concurrency)
         ]
         tell = console.print if console is not None else _tell_nobody
-        rounds = _play_every_length(engine, waves, tell)
+        without = engine
+        if _step_s(_play(engine, waves[0], 0)) < SHORT_STEP_S:
+            without = launch_engine(group, NO_SPECULATION, None, size, logs)
+            without.answer(START_TIMEOUT_S)
+        engines = {k: engine if k else without for k in LENGTHS}
+        rounds = _play_every_length(engines, waves, tell)
         further = _play_longest(engine, waves[NUM_CYCLES:], tell)
     return conclude(rounds, further)
 
@@ -139,14 +149,14 @@ def _tell_nobody(text: str) -> None:
 
 
 def _play_every_length(
-    engine: EngineProcess, waves: Waves, tell: Callable[[str], None]
+    engines: Mapping[int, EngineProcess], waves: Waves, tell: Callable[[str], None]
 ) -> dict[int, list[Mapping[str, Any]]]:
     rounds: dict[int, list[Mapping[str, Any]]] = {k: [] for k in LENGTHS}
     first_too = [waves[0], *islice(cycle(waves), NUM_CYCLES)]
     for number, wave in enumerate(first_too):
         tell(f"probe: {number} of {NUM_CYCLES} rounds with every draft length")
         for draft_length in LENGTHS:
-            figures = _play(engine, wave, draft_length)
+            figures = _play(engines[draft_length], wave, draft_length)
             if number:  # the first ones warm up
                 rounds[draft_length].append(figures)
     return rounds
