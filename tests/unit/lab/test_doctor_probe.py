@@ -36,8 +36,9 @@ def test_the_prediction_is_the_formula() -> None:
         length = (1 - 0.8 ** (k + 1)) / 0.2
         assert each.acceptance_length == pytest.approx(length)
         assert each.predicted_speedup == pytest.approx(length / (1 + 0.15 * k))
-    assert result.best.draft_length == 5
-    assert result.as_json()["best_draft_length"] == 5
+    # 2.108 at 5, 2.101 at 4: no difference that a probe would show.
+    assert result.best.draft_length == 4
+    assert result.as_json()["best_draft_length"] == 4
 
 
 def test_where_nothing_pays_it_says_so() -> None:

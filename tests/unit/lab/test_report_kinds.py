@@ -27,7 +27,7 @@ SAYS = {
     "eval": ["Acceptance of mimo-python", "with K = 3 a step brings", "position"],
     "compare": ["mimo-python: Worse: acceptance length, position 1.", "a.json"],
     "plan": ["On 8 x h200, moe-671b: best K", "Assumed: a pass takes"],
-    "doctor": ["Nothing stands in the way", "2.11 times as fast", "drafting ms"],
+    "doctor": ["Nothing stands in the way", "2.10 times as fast", "drafting ms"],
     "verify": ["Exact: the output is the target's", "chi-square", "804 of 1209"],
     "demo": ["of the speed without speculation 1.55", "1 of 72 continuations differ"],
     "grid": ["1.34 times as fast as no speculation", "1 of 3 targets reached"],
