@@ -2,9 +2,8 @@
 
 A plan says whether to draft at all, how deep in the mean, and what time is worth. How
 deep in each step is then left to the worker, which sees how sure the MTP layers are of
-each draft token. The price of a row
-or of a draft step is its expected time at the plan's goodput: the tokens that the same
-time would bring otherwise.
+each draft token. The price of a row or of a draft step is its expected time at the
+plan's goodput: the tokens that the same time would bring otherwise.
 """
 
 import math

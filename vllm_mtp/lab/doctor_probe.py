@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from vllm_mtp.acceptance import Interval, expected_acceptance_length, speedup
-from vllm_mtp.config import METHOD
+from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.demo_servers import exit_on_signals
@@ -115,7 +115,8 @@ def run_probe(
         console: Told how far it is; None for nobody.
 
     Raises:
-        ConfigError: The checkpoint brings prompts that cannot be read.
+        ConfigError: The checkpoint brings prompts that cannot be read, or a tokenizer
+            that knows none of their words.
         ServerError: The engine failed.
     """
     size = EngineSize(model, PROMPT_TOKENS + REQUEST_TOKENS, concurrency, dtype)
@@ -128,7 +129,11 @@ def run_probe(
         engine.answer(START_TIMEOUT_S)
         ids = tokenize_prompts(engine, prompts[:MAX_PROMPTS])
         # The end of a conversation is where the answer begins.
-        fitting = [each[-PROMPT_TOKENS:] for each in ids]
+        fitting = [each[-PROMPT_TOKENS:] for each in ids if each]
+        if not fitting:
+            raise ConfigError(
+                f"model: the tokenizer of {model} knows no word of the prompts"
+            )
         waves = [
             list(islice(cycle(fitting), first, first + concurrency))
             for first in range(0, len(fitting), concurrency)
