@@ -138,28 +138,24 @@ def run_probe(
             list(islice(cycle(fitting), first, first + concurrency))
             for first in range(0, len(fitting), concurrency)
         ]
-        tell = console.print if console is not None else _tell_nobody
+        console = console or Console(quiet=True)
         without = engine
         if _step_s(_play(engine, waves[0], 0)) < SHORT_STEP_S:
             without = launch_engine(group, NO_SPECULATION, None, size, logs)
             without.answer(START_TIMEOUT_S)
         engines = {k: engine if k else without for k in LENGTHS}
-        rounds = _play_every_length(engines, waves, tell)
-        further = _play_longest(engine, waves[NUM_CYCLES:], tell)
+        rounds = _play_every_length(engines, waves, console)
+        further = _play_longest(engine, waves[NUM_CYCLES:], console)
     return conclude(rounds, further)
 
 
-def _tell_nobody(text: str) -> None:
-    pass
-
-
 def _play_every_length(
-    engines: Mapping[int, EngineProcess], waves: Waves, tell: Callable[[str], None]
+    engines: Mapping[int, EngineProcess], waves: Waves, console: Console
 ) -> dict[int, list[Mapping[str, Any]]]:
     rounds: dict[int, list[Mapping[str, Any]]] = {k: [] for k in LENGTHS}
     first_too = [waves[0], *islice(cycle(waves), NUM_CYCLES)]
     for number, wave in enumerate(first_too):
-        tell(f"probe: {number} of {NUM_CYCLES} rounds with every draft length")
+        console.print(f"probe: {number} of {NUM_CYCLES} rounds with every draft length")
         for draft_length in LENGTHS:
             figures = _play(engines[draft_length], wave, draft_length)
             if number:  # the first ones warm up
@@ -168,11 +164,13 @@ def _play_every_length(
 
 
 def _play_longest(
-    engine: EngineProcess, waves: Waves, tell: Callable[[str], None]
+    engine: EngineProcess, waves: Waves, console: Console
 ) -> list[Mapping[str, Any]]:
     rounds: list[Mapping[str, Any]] = []
     end_s = time.monotonic() + MAX_SECONDS
-    tell(f"probe: up to {len(waves)} more rounds with {max(LENGTHS)} draft tokens")
+    console.print(
+        f"probe: up to {len(waves)} more rounds with {max(LENGTHS)} draft tokens"
+    )
     for wave in waves:
         if time.monotonic() > end_s:
             break

@@ -92,6 +92,12 @@ def test_where_it_drafts_the_worker_has_the_last_word_except_in_probes() -> None
     assert len(ruled.stop_rule.verify_prices) == K_MAX + 1
 
 
+def test_a_worker_that_drafts_deeper_than_is_best_pays_more_for_a_step() -> None:
+    """This one makes all draft steps whatever they cost."""
+    priced = [d.stop_rule.step_price for d in settled(0.3).decisions if d.stop_rule]
+    assert priced[-1] > 2.0 * priced[0]
+
+
 def test_workers_that_cannot_stop_get_no_rule() -> None:
     engine = SmallEngine(GoodputController(K_MAX), [0.8] * 3).run(200)
     assert all(decision.stop_rule is None for decision in engine.decisions)

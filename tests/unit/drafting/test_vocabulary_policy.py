@@ -60,6 +60,21 @@ def test_the_whole_head_comes_back_when_the_text_is_not_covered() -> None:
     assert not policy.is_active
 
 
+def test_when_its_text_is_back_an_unused_vocabulary_is_soon_in_use() -> None:
+    policy, vocabulary = make_policy()
+    commit(vocabulary, [1, 2], 8192)
+    draft(policy)
+    commit(vocabulary, list(range(VOCAB_SIZE)), 2048)
+    draft(policy)
+    assert not policy.is_active
+    num_tokens = 0
+    while not policy.is_active:
+        commit(vocabulary, [1, 2], 256)
+        draft(policy)
+        num_tokens += 256
+    assert num_tokens <= 3072
+
+
 def test_where_it_may_not_switch_it_is_always_in_use() -> None:
     policy, vocabulary = make_policy(may_switch=False)
     assert policy.is_active
