@@ -13,17 +13,24 @@ FIXED = {"method": "mtp_plus", "controller": "fixed"}
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 SMALL = {"max_num_seqs": 8, "max_model_len": 192}
 NUM_TOKENS = 96
-NUM_V2_TOKENS = 20
-"""Under Triton's interpreter."""
+NUM_V2_PROMPTS, NUM_V2_TOKENS = 4, 20
+"""Under Triton's interpreter, which takes its time for each request."""
 
 
-def jobs(engines: list[dict], **settings: object) -> Jobs:
+def jobs(engines: list[dict], num_prompts: int = 8, **settings: object) -> Jobs:
     return Jobs(
         model=str(BUNDLED_CHECKPOINT),
-        prompts=[list(p) for p in heldout_prompts(8, max_tokens=48)],
+        prompts=[list(p) for p in heldout_prompts(8, max_tokens=48)][:num_prompts],
         engines=[SMALL | arguments for arguments in engines],
         **settings,
     )
+
+
+def starts_like(result: JobResult, plain: list[list[int]]) -> bool:
+    """Whether a shorter job of fewer prompts says the same."""
+    return result.continuations == [
+        text[:NUM_V2_TOKENS] for text in plain[:NUM_V2_PROMPTS]
+    ]
 
 
 def check_speculated(result: JobResult, scheduler: str, drafter: str) -> None:
@@ -49,21 +56,21 @@ def v2() -> dict[str, JobResult]:
         "async": {"speculative_config": RANDOM, "async_scheduling": True},
     }
     settings = {"max_tokens": NUM_V2_TOKENS, "v2": True}
-    results = run_jobs(jobs(list(engines.values()), **settings))
+    results = run_jobs(jobs(list(engines.values()), NUM_V2_PROMPTS, **settings))
     return dict(zip(engines, results, strict=True))
 
 
 @pytest.mark.parametrize("name", ["fixed", "random"])
 def test_v2_equals(name: str, v2: dict[str, JobResult], plain: list[list[int]]) -> None:
     check_speculated(v2[name], "MTPPlusScheduler", "MTPPlusSpeculator")
-    assert v2[name].continuations == [text[:NUM_V2_TOKENS] for text in plain]
+    assert starts_like(v2[name], plain)
 
 
 def test_v2_with_async_scheduling_equals(
     v2: dict[str, JobResult], plain: list[list[int]]
 ) -> None:
     check_speculated(v2["async"], "MTPPlusAsyncScheduler", "MTPPlusSpeculator")
-    assert v2["async"].continuations == [text[:NUM_V2_TOKENS] for text in plain]
+    assert starts_like(v2["async"], plain)
 
 
 def test_v1_with_async_scheduling_equals(plain: list[list[int]]) -> None:

@@ -14,6 +14,7 @@ def make_controller(
     depths: tuple[int, ...] | None = None,
     *,
     compares_drafts: bool = False,
+    draws_drafts: bool = False,
     stops_early: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
@@ -23,6 +24,7 @@ def make_controller(
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
         compares_drafts: outcomes hold drafts that were compared, not verified.
+        draws_drafts: those of sampled requests are drawn from the proposal.
         stops_early: the worker follows a `StopRule`.
     """
     if config.controller == "random":
@@ -39,6 +41,7 @@ def make_controller(
             max_token_latency_s=latency_s,
             depths=depths,
             compares_drafts=compares_drafts,
+            draws_drafts=draws_drafts,
             stops_early=stops_early,
         ),
     )

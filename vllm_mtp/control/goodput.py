@@ -75,6 +75,8 @@ class GoodputOptions(NamedTuple):
     ranks agree on. None for all up to the bound."""
     compares_drafts: bool = False
     """Outcomes tell how drafts would have done of which nothing was verified."""
+    draws_drafts: bool = False
+    """Drafts of sampled requests are drawn; see `Probing`."""
     stops_early: bool = False
     """The worker can follow a `StopRule`."""
     survival: SurvivalOptions = SurvivalOptions()
@@ -121,6 +123,7 @@ class GoodputController:
             self.options.exploration,
             self.options.margin,
             self.options.compares_drafts,
+            self.options.draws_drafts,
         )
         self.budget = self.probing.budget
         self.plan: Plan | None = None
@@ -264,7 +267,7 @@ class GoodputController:
         return self._trying, "probe", chosen
 
     def _earn(self) -> None:
-        self.budget.earn(self._is_off and self.options.compares_drafts)
+        self.budget.earn(self._is_off and self.probing.can_compare)
 
     def _situation(self) -> Situation:
         assert self.plan is not None

@@ -3,7 +3,8 @@
 A probe is a plan that is not the best one known, but may be: with luck in what it
 accepts, or in how long it takes. Never lost at K = 0: there *something* is tried now
 and then, verified or, where that is possible and cheaper, only compared with what the
-target samples.
+target samples. Not where drafts are drawn from the proposal: two draws from flat
+distributions hardly ever agree, but are nearly always accepted.
 """
 
 from collections.abc import Sequence
@@ -58,6 +59,7 @@ class Probing:
         options: ExplorationOptions,
         margin: float,
         compares_drafts: bool,
+        draws_drafts: bool = False,
     ) -> None:
         """Begin with nothing to try.
 
@@ -65,12 +67,16 @@ class Probing:
             options: Bounds of exploration.
             margin: Gain that another plan must promise.
             compares_drafts: Drafts can be compared without being verified.
+            draws_drafts: Those of sampled requests are drawn from the proposal.
         """
         self.options = options
         self.budget = ExplorationBudget(options)
         self.num_probes = 0
         self._margin = margin
+        self.can_compare = compares_drafts
+        """The batch of the last search."""
         self._compares_drafts = compares_drafts
+        self._draws_drafts = draws_drafts
         self._next: Probe | None = None
         """What would be tried next."""
         self._usual_price = 0.0
@@ -165,6 +171,9 @@ class Probing:
 
     def look_for(self, found: Sequence[Plan], now: Situation) -> None:
         """Choose what to try next among the plans of a search."""
+        self.can_compare = self._compares_drafts and not (
+            self._draws_drafts and any(not r.is_greedy for r in now.requests)
+        )
         self._next = self._worth_a_try(found, now)
         self._usual_price = self._price(self._next, now) if self._next else 0.0
 
@@ -182,7 +191,7 @@ class Probing:
             and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
         ]
         hopeful = [p for p in others if self._promise(p, now) > 0.0]
-        if now.is_off and self._compares_drafts:
+        if now.is_off and self.can_compare:
             # What may be better if more is accepted is compared first, even after a
             # surprise: more looks for the same price. What would be better if only it
             # were faster must be run.

@@ -26,6 +26,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import may_stop_early
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
@@ -49,9 +50,7 @@ _GREEDY_TEMPERATURE = 1e-5
 """Below it vLLM samples greedily."""
 
 
-def _controller_of(
-    vllm_config: Any, compares_drafts: bool, stops_early: bool
-) -> Controller:
+def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
     own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
     depths = _allowed_depths(vllm_config)
     controller = make_controller(
@@ -59,7 +58,8 @@ def _controller_of(
         bound,
         depths,
         compares_drafts=compares_drafts,
-        stops_early=stops_early,
+        draws_drafts=draws_drafts(vllm_config),
+        stops_early=may_stop_early(vllm_config),
     )
     if own.trace_path is None:
         return controller
@@ -110,14 +110,12 @@ class ControlledScheduler(Scheduler):
 
     controller: Controller
     num_lookahead_tokens: int
+    compares_drafts = False
+    """Drafts come back to the scheduler, which can compare them unverified."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.controller = _controller_of(
-            self.vllm_config,
-            self._can_compare_drafts(),
-            may_stop_early(self.vllm_config),
-        )
+        self.controller = _controller_of(self.vllm_config, self.compares_drafts)
         is_async = isinstance(self, AsyncScheduler)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
@@ -126,8 +124,6 @@ class ControlledScheduler(Scheduler):
         """Requests whose drafts of this step are made without all of their KV."""
         self._stop_rule: StopRule | None = None
         """Of the step that was scheduled last."""
-        self._is_comparing = False
-        """That step drafts what will be compared, not verified."""
         self._traits: dict[str, _RequestTraits] = {}
         self._pinned: set[str] = set()
         """Requests that fix a draft length above 0."""
@@ -139,9 +135,6 @@ class ControlledScheduler(Scheduler):
             if self.log_stats
             else None
         )
-
-    def _can_compare_drafts(self) -> bool:
-        return False
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._outcomes.scheduling()
@@ -215,7 +208,6 @@ class ControlledScheduler(Scheduler):
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
         self._stop_rule = _for_others(decision.stop_rule, caught_up.still_waiting)
-        self._is_comparing = depth > 0 and not any(decision.num_draft_tokens.values())
         self._outcomes.begin(
             ScheduledStep(
                 len(scheduler_output.num_scheduled_tokens),

@@ -57,11 +57,6 @@ def verifies_blocks(vllm_config: Any) -> bool:
     return bool(method == BLOCK)
 
 
-def can_choose_instead(vllm_config: Any) -> bool:
-    """Whether a step's drafts can be chosen although they would be drawn."""
-    return not vllm_config.use_v2_model_runner
-
-
 def _drafts_its_own_way(speculation: Any) -> bool:
     return bool(speculation.use_gemma4_mtp() or speculation.use_step3p5_mtp())
 

@@ -27,8 +27,6 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
     """
 
     draft_temperature: DraftTemperature
-    chooses_drafts = False
-    """For this step only: nobody's drafts are drawn."""
 
     @property
     def num_draft_columns(self) -> int:
@@ -44,7 +42,7 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         num_values = len(hidden_states) * self.num_draft_columns
         num_bytes = 4 * num_values * self.num_speculative_tokens
-        if self.chooses_drafts or num_bytes > _MAX_PROPOSAL_BYTES:
+        if num_bytes > _MAX_PROPOSAL_BYTES:
             return self._greedy_sample(hidden_states), None
         return super()._sample_draft_tokens(hidden_states, sampling_metadata)
 

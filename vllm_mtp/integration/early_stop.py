@@ -22,8 +22,6 @@ class DirectedSchedulerOutput(SchedulerOutput):
 
     stop_rule: StopRule | None = None
     """Drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
-    chooses_drafts: bool = False
-    """Drafts are the likeliest tokens, also where they would be drawn."""
 
 
 @dataclass
@@ -36,16 +34,12 @@ class ScoredDraftTokenIds(DraftTokenIds):
     lengths: list[int] | None
 
 
-def directed(
-    output: SchedulerOutput, stop_rule: StopRule | None, chooses_drafts: bool
-) -> SchedulerOutput:
+def directed(output: SchedulerOutput, stop_rule: StopRule | None) -> SchedulerOutput:
     """The same step with directions, if there are any."""
-    if stop_rule is None and not chooses_drafts:
+    if stop_rule is None:
         return output
     known = {field.name: getattr(output, field.name) for field in fields(output)}
-    return DirectedSchedulerOutput(
-        **known, stop_rule=stop_rule, chooses_drafts=chooses_drafts
-    )
+    return DirectedSchedulerOutput(**known, stop_rule=stop_rule)
 
 
 def may_stop_early(vllm_config: Any) -> bool:

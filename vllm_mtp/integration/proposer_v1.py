@@ -88,9 +88,6 @@ class _MTPPlusDrafter(
         if state is not None:
             self.forget_unseen(state.scheduler_output)
             self.stop_rule = getattr(state.scheduler_output, "stop_rule", None)
-            self.chooses_drafts = getattr(
-                state.scheduler_output, "chooses_drafts", False
-            )
 
     def end_step(self) -> None:
         self._step = self._rolled_back = None

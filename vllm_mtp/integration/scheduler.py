@@ -7,7 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_mtp.integration.controlled_scheduler import ControlledScheduler
-from vllm_mtp.integration.draft_sampling import can_choose_instead, draws_drafts
+from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import ScoredDraftTokenIds, directed
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
@@ -19,6 +19,8 @@ class MTPPlusScheduler(ControlledScheduler):
     deep it drafted is known only when the drafts come: the step's outcome waits.
     """
 
+    compares_drafts = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._not_verified: dict[str, int] = {}
@@ -27,17 +29,13 @@ class MTPPlusScheduler(ControlledScheduler):
         """Of the draft tokens that came last."""
         self._waiting_outcome: StepOutcome | None = None
         self._draws_drafts = draws_drafts(self.vllm_config)
-        self._chooses_to_compare = self._draws_drafts and can_choose_instead(
-            self.vllm_config
-        )
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._hear_with_depth(None)
         output = super().schedule(*args, **kwargs)
         if not output.num_spec_tokens_to_schedule:
             return output
-        chooses = self._is_comparing and self._chooses_to_compare
-        return directed(output, self._stop_rule, chooses)
+        return directed(output, self._stop_rule)
 
     def _hear(self, outcome: StepOutcome) -> None:
         if self._stop_rule is None:
@@ -54,10 +52,6 @@ class MTPPlusScheduler(ControlledScheduler):
     def _confidences_of(self, request_id: str) -> tuple[float, ...]:
         return self._confidences.get(request_id, ())
 
-    def _can_compare_drafts(self) -> bool:
-        config = self.vllm_config
-        return not draws_drafts(config) or can_choose_instead(config)
-
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
         self._confidences.clear()
@@ -73,13 +67,10 @@ class MTPPlusScheduler(ControlledScheduler):
         """Whether it says something that a draft agrees with what the target samples.
 
         Not if it was made without all of its KV, nor if it was drawn: then it agrees
-        less often than it would be accepted. The likeliest token agrees as often as it
-        is accepted, and a drawn one is accepted somewhat more often: a careful guess.
+        less often than it would be accepted.
         """
         if request_id in self._still_waiting:
             return False
-        if self._is_comparing and self._chooses_to_compare:
-            return True
         traits = self._traits.get(request_id)
         return not self._draws_drafts or (traits is not None and traits.is_greedy)
 

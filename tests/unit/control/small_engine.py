@@ -32,6 +32,8 @@ class SmallEngine:
     may_draft: list[bool] = field(default_factory=list)
     context_tokens: int = 500
     compares_drafts: bool = False
+    draws_drafts: bool = False
+    """Requests are sampled, and a comparison would say nothing."""
     lengths: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     """Tokens that the MTP layers have missed, by request."""
@@ -42,7 +44,7 @@ class SmallEngine:
             DecodeRequest(
                 f"r{i}",
                 self.context_tokens,
-                True,
+                not self.draws_drafts,
                 pin,
                 self.unseen.get(f"r{i}", 0),
             )
@@ -88,7 +90,7 @@ class SmallEngine:
 
     def _compared(self, outcomes: Sequence[RequestOutcome]) -> Iterator[RequestOutcome]:
         """Outcomes of drafts that the last decision ordered but not to be verified."""
-        if self.compares_drafts and len(self.decisions) > 1:
+        if self.compares_drafts and not self.draws_drafts and len(self.decisions) > 1:
             for index, outcome in enumerate(outcomes):
                 if self.decisions[-2].draft_depth and not outcome.num_draft_tokens:
                     is_same = self.rng.random() < self.acceptance[index]

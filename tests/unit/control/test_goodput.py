@@ -161,10 +161,13 @@ def test_a_probe_that_is_accepted_is_followed_up_at_once() -> None:
     assert sum(waits) / len(waits) - 400 < 60
 
 
-def comparing_engine(num_requests: int, acceptance: float) -> SmallEngine:
+def comparing_engine(
+    num_requests: int, acceptance: float, draws_drafts: bool = False
+) -> SmallEngine:
     """One whose scheduler sees the drafts."""
-    controller = GoodputController(K_MAX, GoodputOptions(compares_drafts=True))
-    return SmallEngine(controller, [acceptance] * num_requests, compares_drafts=True)
+    kinds = {"compares_drafts": True, "draws_drafts": draws_drafts}
+    controller = GoodputController(K_MAX, GoodputOptions(**kinds))
+    return SmallEngine(controller, [acceptance] * num_requests, **kinds)
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
@@ -182,9 +185,13 @@ def test_where_drafts_can_be_compared_none_is_verified_while_off(
     assert len(verified) <= len(drafted) // 4, "a surprise may be looked at closer"
 
 
+@pytest.mark.parametrize("draws_drafts", [False, True])
 @pytest.mark.parametrize("num_requests", [1, 8])
-def test_comparing_brings_it_back_from_off(num_requests: int) -> None:
-    engine = comparing_engine(num_requests, 0.01).run(400)
+def test_it_comes_back_from_off_where_drafts_can_be_compared(
+    num_requests: int, draws_drafts: bool
+) -> None:
+    """Where drafts are drawn a comparison says nothing: some are verified."""
+    engine = comparing_engine(num_requests, 0.01, draws_drafts).run(400)
     engine.acceptance = [0.9] * num_requests
     engine.run(150)
     assert min(engine.depths(500)) > 2
