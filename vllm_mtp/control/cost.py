@@ -148,7 +148,7 @@ class CostModel:
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._num_steps = 0
-        self._uniform = cache(lambda k, d: tuple(self._layout.uniform(k, d)))
+        self._uniform = cache(self._uniform_features)
 
     def times(self, num_requests: int, context_per_request: float) -> ExpectedTimes:
         """Expected time of every decision for a batch.
@@ -197,7 +197,14 @@ class CostModel:
         length, rest = divmod(extra, num_requests)
         if rest == 0 and all(r[1] == length for r in outcome.requests):
             return self._uniform(length, depth)
-        return tuple(self._layout.mixed(extra / num_requests, depth))
+        features = self._layout.mixed(extra / num_requests, depth)
+        return tuple(features if depth else self._layout.undrafted(features))
+
+    def _uniform_features(self, length: int, depth: int) -> tuple[float, ...]:
+        features = self._layout.uniform(length, depth)
+        if length and not depth:
+            features = self._layout.undrafted(features)
+        return tuple(features)
 
     def _note(
         self,

@@ -12,6 +12,7 @@ Result (JSON)::
                                    .over_mtp            paired ratios to vLLM's `mtp`
                                    .acceptance_length
                                    .acceptance_per_position
+                                   .draft_columns       tokens to draft from, at the end
     contenders.<name>       speculative config
     identical_texts         greedy only, else null
     options, provenance
@@ -268,6 +269,7 @@ def _summarise(
                 strict=True,
             )
         ],
+        "draft_columns": own[-1].get("draft_columns"),
     }
 
 
@@ -280,7 +282,7 @@ def print_drafting(result: Mapping[str, Any], console: Console) -> None:
     for concurrency, cell in result["cells"].items():
         table = Table(title=f"{concurrency} requests at a time")
         columns = ("contender", "tokens/s", "of mtp", "quartiles", "acc. length")
-        for column in (*columns, "accepted by position"):
+        for column in (*columns, "accepted by position", "head"):
             table.add_column(column, justify="right" if "/" in column else "left")
         for name, figures in cell.items():
             ratio = figures["over_mtp"]
@@ -291,6 +293,7 @@ def print_drafting(result: Mapping[str, Any], console: Console) -> None:
                 "{:.2f}..{:.2f}".format(*ratio["quartiles"]),
                 f"{figures['acceptance_length']:.3f}",
                 " ".join(f"{p:.2f}" for p in figures["acceptance_per_position"]),
+                str(figures.get("draft_columns") or ""),
             )
         console.print(table)
     if result["identical_texts"] is not None:

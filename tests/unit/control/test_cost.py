@@ -43,6 +43,14 @@ def cpu_s(length: int, depth: int) -> float:
     return BASE_S * CPU_ROWS[1 + length] + DRAFT_S * depth
 
 
+def idle_pass_s(length: int, depth: int) -> float:
+    """Of a runner whose MTP layers read the rows of every draft that is verified."""
+    mtp_pass, choice = 0.12, 0.02
+    num_passes = max(depth, min(length, 1))
+    parts = 1.0 + 0.05 * length + mtp_pass * num_passes + choice * depth
+    return BASE_S * parts
+
+
 def teach_cpu(
     model: CostModel,
     rng: random.Random,
@@ -285,3 +293,19 @@ def test_the_curve_of_mixed_batches_is_made_of_the_single_times(depth: int) -> N
         times.mixed(halves / 2, depth).seconds for halves in range(2 * K_MAX + 1)
     ]
     assert times.mixed_curve(depth) == pytest.approx(singles)
+
+
+def test_verifying_without_drafting_does_not_make_draft_steps_seem_cheap() -> None:
+    """The MTP layers pass over its rows all the same."""
+    rng, model = random.Random(2), CostModel(K_MAX)
+    for _ in range(30):
+        for length, depth in [*[(1, 1)] * 12, (1, 0), (0, 0)]:
+            seconds = idle_pass_s(length, depth) * rng.lognormvariate(0, 0.03)
+            model.observe(outcome([length], depth, seconds))
+    times = model.times(1, 500)
+    for length, depth in [(1, 1), (0, 0)]:
+        expected = times.uniform(length, depth).seconds
+        assert expected == pytest.approx(idle_pass_s(length, depth), rel=0.03)
+    # Two draft steps were never seen.
+    step_s = times.uniform(1, 2).seconds - times.uniform(1, 1).seconds
+    assert step_s > 0.08 * BASE_S

@@ -67,12 +67,12 @@ def test_mixed_batches_lie_between_two_neighbouring_tiers(
 ) -> None:
     features = LAYOUT.mixed(tokens, depth)
     tiers = LAYOUT.draft_tokens()
-    used = {i: f for i, f in enumerate(features[:-2]) if f}
+    used = {i: f for i, f in enumerate(features[:-3]) if f}
     assert sum(used.values()) == pytest.approx(1.0)
     assert sum(f * tiers[i][0] for i, f in used.items()) == pytest.approx(tokens)
     assert max(used) - min(used) <= 1
     assert all(tiers[i][1] for i in used)
-    assert features[-2:] == [float(depth > 0), float(depth)]
+    assert features[-3:] == [0.0, float(depth > 0), float(depth)]
 
 
 def test_a_visit_tells_most_about_its_own_tier_and_something_about_the_next() -> None:

@@ -74,6 +74,7 @@ def figures(seconds: float, accepted: list[int], text: str = "same") -> dict[str
         "drafted_per_position": [40, 40, 40] if accepted else [],
         "accepted_per_position": accepted,
         "texts_sha256": text,
+        "draft_columns": 4096 if accepted else None,
     }
 
 
@@ -101,7 +102,10 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
     assert cell["mtp_plus"]["acceptance_per_position"] == [0.9, 0.4, 0.1]
     assert cell["none"]["acceptance_per_position"] == []
     assert cell["mtp"]["acceptance_length"] == 2.5
+    assert cell["mtp_plus"]["draft_columns"] == 4096
+    assert cell["none"]["draft_columns"] is None
     assert result["identical_texts"]
     text = StringIO()
     print_drafting(result, Console(file=text, width=100))
     assert "0.90 0.40 0.10" in text.getvalue()
+    assert "4096" in text.getvalue()
