@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeVar
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
-from vllm_mtp.control.preference import feasible, preferred, usual_depth
+from vllm_mtp.control.preference import Reluctance, feasible, preferred, usual_depth
 from vllm_mtp.control.probing import Probing, Situation
 from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.stopping import StepMargins, Stopping, prices
@@ -130,6 +130,7 @@ class GoodputController:
         """The best one known; probes aside, what is decided."""
         self.num_switches = 0
         """How often the plan's depth has changed."""
+        self._reluctance = Reluctance()
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
         self._can_be_off = 0 in self._depths
         self._lengths = _Lengths(_OFF, self.survival)
@@ -345,6 +346,7 @@ class GoodputController:
                 self.survival.wait()
             self.cost.observe(outcome)
         self._steps_since_plan += len(self._quiet)
+        self._reluctance.pass_steps(len(self._quiet))
         self._quiet.clear()
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
@@ -454,16 +456,19 @@ class GoodputController:
     def _preferred(self, found: list[Plan]) -> Plan:
         if self.plan is None:
             return max(found, key=_goodput)
-        catch_up_s = 0.0
-        if self._is_off:
-            catch_up_s = self._situation().catch_up_s(len(self._seen))
-        return preferred(found, self.plan, self.options.margin, catch_up_s)
+        if not self._is_off:
+            return preferred(found, self.plan, self.options.margin, 0.0)
+        catch_up_s = self._situation().catch_up_s(len(self._seen))
+        margin = self._reluctance.margin(self.options.margin)
+        return preferred(found, self.plan, margin, catch_up_s)
 
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:
             self.num_switches += 1
             if not plan.depth:
                 self.budget.be_curious()  # nothing else will tell when to come back
+            elif self._is_off:
+                self._reluctance.resumed()
         self.plan = plan
         self._lengths = _Lengths(plan, self.survival)
         self._stopping = None

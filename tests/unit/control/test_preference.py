@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.preference import preferred, usual_depth
+from vllm_mtp.control.preference import Reluctance, preferred, usual_depth
 
 MARGIN = 0.03
 
@@ -51,3 +51,13 @@ def test_the_usual_depth_is_the_shortest_of_those_that_are_as_good() -> None:
     assert usual_depth(found[:1]) == 0
     mixed = Plan(4, 0.5, 4.0, 0.02, 200.0)
     assert usual_depth([*found, mixed]) == 2
+
+
+def test_each_time_drafting_is_resumed_the_next_must_promise_more() -> None:
+    reluctance, margins = Reluctance(), []
+    for _ in range(6):
+        margins.append(reluctance.margin(0.03))
+        reluctance.resumed()
+    assert margins == pytest.approx([0.03, 0.06, 0.09, 0.12, 0.12, 0.12])
+    reluctance.pass_steps(5000)
+    assert reluctance.margin(0.03) == pytest.approx(0.03, abs=0.001)
