@@ -64,7 +64,7 @@ class _Pending:
 
     __slots__ = ("expected", "features", "num_steps", "total")
 
-    def __init__(self, features: tuple[float, ...], expected: Estimate) -> None:
+    def __init__(self, features: Sequence[float], expected: Estimate) -> None:
         self.features = features
         self.expected = expected
         """Relative time, as of before these steps."""
@@ -148,7 +148,7 @@ class CostModel:
         self._blocks: dict[tuple[int, int], _Block] = {}
         self._pending: dict[tuple[int, int], _Pending] = {}
         self._num_steps = 0
-        self._uniform = cache(self._uniform_features)
+        self._uniform = cache(self._layout.uniform)
 
     def times(self, num_requests: int, context_per_request: float) -> ExpectedTimes:
         """Expected time of every decision for a batch.
@@ -189,27 +189,22 @@ class CostModel:
             block.times.scale_s = seconds / expected / block.factor(num_requests)
         self._note(key, features, num_requests, seconds)
 
-    def _features(self, outcome: StepOutcome) -> tuple[float, ...]:
+    def _features(self, outcome: StepOutcome) -> Sequence[float]:
         num_requests = outcome.num_decode_requests
         depth = min(max(outcome.draft_depth, 0), self.max_draft_length)
         extra = outcome.num_scheduled_tokens - num_requests
         extra = min(extra, num_requests * self.max_draft_length)
         length, rest = divmod(extra, num_requests)
         if rest == 0 and all(r[1] == length for r in outcome.requests):
-            return self._uniform(length, depth)
-        features = self._layout.mixed(extra / num_requests, depth)
-        return tuple(features if depth else self._layout.undrafted(features))
-
-    def _uniform_features(self, length: int, depth: int) -> tuple[float, ...]:
-        features = self._layout.uniform(length, depth)
-        if length and not depth:
-            features = self._layout.undrafted(features)
-        return tuple(features)
+            features = self._uniform(length, depth)
+        else:
+            features = self._layout.mixed(extra / num_requests, depth)
+        return self._layout.undrafted(features) if extra and not depth else features
 
     def _note(
         self,
         key: tuple[int, int],
-        features: tuple[float, ...],
+        features: Sequence[float],
         num_requests: int,
         seconds: float,
     ) -> None:

@@ -79,7 +79,7 @@ class Probing:
         self.num_probes = 0
         self._margin = margin
         self.can_compare = compares_drafts
-        """The batch of the last search."""
+        """Whether that goes for the batch of the last search."""
         self._compares_drafts = compares_drafts
         self._draws_drafts = draws_drafts
         self._next: Probe | None = None

@@ -110,13 +110,12 @@ class ControlledScheduler(Scheduler):
 
     controller: Controller
     num_lookahead_tokens: int
-    compares_drafts = False
-    """Drafts come back to the scheduler, which can compare them unverified."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.controller = _controller_of(self.vllm_config, self.compares_drafts)
         is_async = isinstance(self, AsyncScheduler)
+        # Where scheduling is async drafts do not come back to be compared.
+        self.controller = _controller_of(self.vllm_config, not is_async)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}

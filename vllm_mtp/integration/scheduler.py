@@ -19,8 +19,6 @@ class MTPPlusScheduler(ControlledScheduler):
     deep it drafted is known only when the drafts come: the step's outcome waits.
     """
 
-    compares_drafts = True
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._not_verified: dict[str, int] = {}

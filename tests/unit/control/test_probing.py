@@ -53,3 +53,16 @@ def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> N
         while not probing.is_over:
             probing.step(now)
     assert tried == [0, 2, 0, 2]
+
+
+def test_not_drafting_is_tried_again_where_it_is_nearly_as_good() -> None:
+    """Also when nothing else is worth a try."""
+    probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
+    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    for _ in range(3):
+        probing.look_for([now.plan, plan(0, 90.0, with_luck=91.0)], now)
+        probe = probing.step(now)
+        assert probe is not None
+        assert probe.plan.depth == 0
+        while not probing.is_over:
+            probing.step(now)
