@@ -176,6 +176,7 @@ class GoodputController:
         ids, _, _, pins, _ = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
         if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
+            self.probing.stop()
             self._replan()
         if not self._may_draft and not any(pins):
             self._earn()

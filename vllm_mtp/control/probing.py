@@ -26,6 +26,19 @@ without drafts takes is guessed while all others draft (22 ms where it was 19, w
 little doubt), and never to be slower than that is a promise."""
 
 
+_FEW_UNSEEN_TOKENS = 2
+"""Of a request whose catch-up costs next to nothing."""
+_WAITS_STEPS = 64
+"""For requests that have just begun, before others are caught up for a probe. Catching
+up two requests of thirty tokens took as long as everything else of a probe, and eight
+that had just begun would have said four times as much."""
+
+
+_MOST_FRESH_PROBES = 3
+"""In a row: what is accepted of a request's first tokens need not be what is accepted
+of its later ones."""
+
+
 class Situation(NamedTuple):
     """What a probe is measured against."""
 
@@ -39,6 +52,11 @@ class Situation(NamedTuple):
     @property
     def is_off(self) -> bool:
         return self.plan.depth == 0
+
+    @property
+    def num_fresh(self) -> int:
+        """Requests that the MTP layers have seen nearly all of."""
+        return sum(r.num_unseen_tokens <= _FEW_UNSEEN_TOKENS for r in self.requests)
 
     def catch_up_s(self, num_requests: int) -> float:
         """Time of catching up some requests, those with the least to catch up on."""
@@ -90,6 +108,10 @@ class Probing:
         self._steps_left = 0
         self._tried_off = False
         """The last probe was of K = 0."""
+        self._num_waited = 0
+        """Steps for which a probe has waited that could be paid."""
+        self._num_fresh_probes = 0
+        """In a row, of requests that had just begun."""
 
     def may_draft_while_off(self) -> bool:
         """Whether the next step may be one of a probe."""
@@ -111,9 +133,18 @@ class Probing:
         """No further step of the probe follows."""
         return self._steps_left == 0
 
+    def stop(self) -> None:
+        """The batch is another one: what is under way was not meant for it."""
+        self._steps_left = 0
+
     def _begin(self, probe: Probe, now: Situation) -> None:
-        if not self.budget.pay(self._price(probe, now)):
+        price = self._price(probe, now)
+        if self._waits(price, now) or not self.budget.pay(price):
             return
+        self._num_waited = 0
+        self._num_fresh_probes = (
+            self._num_fresh_probes + 1 if self._has_fresh(now) else 0
+        )
         # Two in a row, where neither the step before nor the one after is like it, so
         # that one step both drafts and verifies as the probe says.
         self._steps_left = 1 if now.is_off else 2
@@ -124,6 +155,19 @@ class Probing:
         self._tried_off = probe.plan.depth == 0
 
     # -- while drafting is off ----------------------------------------------------
+
+    def _waits(self, price: float, now: Situation) -> bool:
+        """Whether a probe that can be paid had better wait for other requests."""
+        if not now.is_off or self.budget.is_urgent or not self.budget.can_pay(price):
+            return False
+        if self._has_fresh(now) or self._num_fresh_probes >= _MOST_FRESH_PROBES:
+            return False
+        self._num_waited += 1
+        return self._num_waited <= _WAITS_STEPS
+
+    def _has_fresh(self, now: Situation) -> bool:
+        """Whether enough requests need next to no catching up."""
+        return 2 * now.num_fresh >= self._sample_size(len(now.requests))
 
     def sample(self, requests: Sequence[DecodeRequest]) -> set[str]:
         """Requests that get a draft in a probe from K = 0.

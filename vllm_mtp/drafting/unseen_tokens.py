@@ -13,9 +13,14 @@ Memory is bounded and taken once. Rows are appended in the order of the steps::
                                                    ^ num_rows
 
 and handed out by request, oldest first: ``a: 0 3 6, c: 2 5 7, d: 8``.
+
+Copying a few rows takes longer than making the calls that copy them, and happens in
+steps that should cost what they cost without speculation: the last steps are kept as
+they came, and copied when there are many or someone asks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +28,8 @@ import numpy.typing as npt
 import torch
 
 Rows = npt.NDArray[np.int64]
+
+_MAX_UNCOPIED_STEPS = 32
 
 
 class CatchUpPass(NamedTuple):
@@ -82,6 +89,17 @@ class UnseenRows(NamedTuple):
             )
 
 
+class _Step(NamedTuple):
+    """Rows of one step, one of each request."""
+
+    # [num_requests] each
+    owners: Rows
+    positions: Rows
+    next_token_ids: Sequence[int]
+    # [num_requests, hidden_size]
+    hidden_states: torch.Tensor
+
+
 class UnseenTokens:
     """A bounded store of rows."""
 
@@ -102,6 +120,8 @@ class UnseenTokens:
         """
         self.max_rows = max_rows
         self.num_rows = 0
+        self._num_copied = 0
+        self._uncopied: list[_Step] = []
         self._hidden_states = torch.empty(
             max_rows, hidden_size, dtype=dtype, device=device
         )
@@ -149,18 +169,55 @@ class UnseenTokens:
         hidden_states: torch.Tensor,
     ) -> None:
         """Keep one row of every request. There must be room."""
-        first, last = self.num_rows, self.num_rows + len(request_ids)
-        assert last <= self.max_rows, (last, self.max_rows)
+        self._copy()
+        first, last = self._take_rows(len(request_ids))
         self._positions[first:last] = positions
         self._next_token_ids[first:last] = next_token_ids
         self._hidden_states[first:last] = hidden_states
         self._owners[first:last] = self._numbers_of(request_ids)
+        self._num_copied = last
+
+    def add_step(
+        self,
+        request_ids: Sequence[str],
+        # [num_requests], nobody changes it any more
+        positions: Rows,
+        next_token_ids: Sequence[int],
+        # [num_requests, hidden_size], nobody changes it any more
+        hidden_states: torch.Tensor,
+    ) -> None:
+        """As `add`, of what is on the host and stays as it is: copied later."""
+        self._take_rows(len(request_ids))
+        owners = self._numbers_of(request_ids)
+        self._uncopied.append(_Step(owners, positions, next_token_ids, hidden_states))
+        if len(self._uncopied) == _MAX_UNCOPIED_STEPS:
+            self._copy()
+
+    def _take_rows(self, num_rows: int) -> tuple[int, int]:
+        first, last = self.num_rows, self.num_rows + num_rows
+        assert last <= self.max_rows, (last, self.max_rows)
         self.num_rows = last
+        return first, last
+
+    def _copy(self) -> None:
+        if not self._uncopied:
+            return
+        owners, positions, next_token_ids, hidden_states = zip(
+            *self._uncopied, strict=True
+        )
+        first, last = self._num_copied, self.num_rows
+        self._owners[first:last] = np.concatenate(owners)
+        self._positions[first:last] = torch.from_numpy(np.concatenate(positions))
+        self._next_token_ids[first:last] = torch.tensor([*chain(*next_token_ids)])
+        torch.cat(hidden_states, out=self._hidden_states[first:last])
+        self._num_copied = last
+        self._uncopied.clear()
 
     def forget(self, request_ids: Collection[str]) -> None:
         """Drop the rows of some requests."""
         if self._numbers.keys().isdisjoint(request_ids):
             return
+        self._copy()
         gone = [self._numbers.pop(i) for i in request_ids if i in self._numbers]
         self._last_ids = []
         self._keep(np.isin(self._owners[: self.num_rows], gone, invert=True))
@@ -171,6 +228,7 @@ class UnseenTokens:
 
     def counts(self, request_ids: Sequence[str]) -> dict[str, int]:
         """Rows of each request, 0 for none."""
+        self._copy()
         rows = np.bincount(self._owners[: self.num_rows], minlength=1)
         numbers = self._numbers
         return {i: int(rows[numbers[i]]) if i in numbers else 0 for i in request_ids}
@@ -193,6 +251,7 @@ class UnseenTokens:
         numbers = [self._numbers.get(i, -1) if i in picked else -1 for i in request_ids]
         if max(numbers, default=-1) < 0:
             return None
+        self._copy()
         place = np.full(self._next_number, -1, dtype=np.int64)
         for request, number in enumerate(numbers):
             if number >= 0:
@@ -231,7 +290,7 @@ class UnseenTokens:
             self._next_token_ids[: len(rows)] = self._next_token_ids[index]
             self._hidden_states[: len(rows)] = self._hidden_states[index]
             self._owners[: len(rows)] = self._owners[rows]
-        self.num_rows = len(rows)
+        self.num_rows = self._num_copied = len(rows)
         if not self.num_rows:
             self._numbers.clear()
             self._next_number = 0

@@ -20,7 +20,6 @@ from vllm_mtp.integration import pause
 NO_DRAFT_ATTRIBUTES = (
     "_calc_spec_decode_metadata",
     "_copy_draft_token_ids_to_cpu",
-    "_get_positions",
     "model_config",
     "sample_tokens",
     "speculative_config",
@@ -122,11 +121,7 @@ def rest_like_a_target_alone(runner: Any, drafter: Any) -> None:
         finally:
             runner.speculative_config = configured
         sampled = [token_ids[0] for token_ids in output.sampled_token_ids]
-        drafter.keep_unseen(
-            runner._get_positions(len(sampled)),
-            torch.tensor(sampled, dtype=torch.int32, device=runner.device),
-            state.hidden_states[: len(sampled)],
-        )
+        drafter.keep_unseen(sampled, state.hidden_states)
         return output
 
     runner.execute_model = execute_model_of_step

@@ -4,9 +4,12 @@ The catch-up is vLLM's own first pass (`propose` with no draft tokens: it fills 
 drafter's KV and stops before the head), over the rows that waited.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -97,7 +100,12 @@ class RestsWhileOff(SpecDecodeBaseProposer):
             self.model_runner.requests.keys(),
             lambda: self._catch_up(metadata, None),
         )
-        self.keep_unseen(positions, next_token_ids, hidden_states[:num_reqs])
+        self.unseen.add(
+            self.model_runner.input_batch.req_ids,
+            positions,
+            next_token_ids,
+            hidden_states[:num_reqs],
+        )
 
     def has_room_for_unseen(self, num_rows: int) -> bool:
         """Whether so many rows can be kept as things are."""
@@ -106,20 +114,30 @@ class RestsWhileOff(SpecDecodeBaseProposer):
 
     def keep_unseen(
         self,
-        # [num_reqs] each
-        positions: torch.Tensor,
-        next_token_ids: torch.Tensor,
-        # [num_reqs, hidden_size]
+        next_token_ids: Sequence[int],
+        # [num_rows >= num_reqs, hidden_size]
         hidden_states: torch.Tensor,
     ) -> None:
-        """Keep what the MTP layers would have read in this step; there is room."""
-        if self.unseen is not None:
-            self.unseen.add(
-                self.model_runner.input_batch.req_ids,
-                positions,
-                next_token_ids,
-                hidden_states,
-            )
+        """As `put_aside`, after a step of one row each; there is room.
+
+        Args:
+            next_token_ids: What each request of the batch has just sampled.
+            hidden_states: Of the step.
+        """
+        if self.unseen is None:
+            return
+        batch, num_reqs = self.model_runner.input_batch, len(next_token_ids)
+        hidden_states = hidden_states[:num_reqs]
+        if self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+            # The next step writes over it.
+            hidden_states = hidden_states.clone()
+        self.unseen.add_step(
+            batch.req_ids,
+            # The one row's position: vLLM counts it in the next step.
+            batch.num_computed_tokens_cpu[:num_reqs].astype(np.int64),
+            next_token_ids,
+            hidden_states,
+        )
 
     def _catch_up(
         self, metadata: CommonAttentionMetadata, request_ids: list[str] | None

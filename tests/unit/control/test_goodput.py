@@ -364,6 +364,20 @@ def test_a_change_of_the_batch_is_planned_for_at_once() -> None:
 # -- robustness ------------------------------------------------------------------------
 
 
+def test_a_probe_ends_when_the_batch_is_another_one() -> None:
+    """Two requests tried five tokens each; sixteen, of which verifying so many takes
+    four times as long, must not because those two had a step left."""
+    controller = GoodputController(8)
+    engine = SmallEngine(controller, [0.7] * 2)
+    while engine.decisions[-1:] == [] or controller.probing.is_over:
+        engine.run(1)
+        assert len(engine.decisions) < 500
+    assert engine.reasons()[-1] == "probe"
+    controller.budget.saved_steps = -100.0
+    more = [DecodeRequest(f"r{i}", 500, True, None) for i in range(16)]
+    assert controller.decide(more).reason != "probe"
+
+
 def test_a_burst_of_slow_steps_does_not_change_its_mind_for_long() -> None:
     engine = SmallEngine(GoodputController(K_MAX), [0.8] * 4).run(400)
     usual = Counter(engine.depths(300)).most_common(1)[0][0]

@@ -7,10 +7,21 @@ import pytest
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.probing import Probing, Situation
+from vllm_mtp.control.step_times import Estimate
+from vllm_mtp.records import DecodeRequest
 
 MARGIN = 0.03
 NO_TIMES: Any = None
 """Only asked for from K = 0."""
+
+
+class LineTimes:
+    def uniform(self, draft_length: int, depth: int) -> Estimate:
+        return Estimate(0.010 + 0.001 * draft_length + 0.001 * depth, 0.01)
+
+
+def batch(unseen: list[int]) -> list[DecodeRequest]:
+    return [DecodeRequest(f"r{i}", 500, True, None, n) for i, n in enumerate(unseen)]
 
 
 def plan(depth: int, goodput: float, with_luck: float) -> Plan:
@@ -66,3 +77,56 @@ def test_not_drafting_is_tried_again_where_it_is_nearly_as_good() -> None:
         assert probe.plan.depth == 0
         while not probing.is_over:
             probing.step(now)
+
+
+@pytest.mark.parametrize(
+    ("unseen", "num_waited"),
+    [
+        ([0, 0, 1, 2, 40, 40, 40, 40], 0),
+        ([0, 0, 1, 40, 40, 40, 40, 40], 64),
+        ([40], 64),
+        ([2], 0),
+    ],
+)
+@pytest.mark.parametrize("compares_drafts", [True, False])
+def test_from_off_a_probe_waits_for_requests_that_need_no_catching_up(
+    unseen: list[int], num_waited: int, compares_drafts: bool
+) -> None:
+    """But not for ever: there may be a single long one."""
+    options = ExplorationOptions(grant_lasts_steps=0, pause_steps=0)
+    probing = Probing(options, MARGIN, compares_drafts)
+    times: Any = LineTimes()
+    now = Situation(plan(0, 100.0, with_luck=100.0), times, batch(unseen), 1e-4)
+    probing.look_for([now.plan, plan(1, 80.0, with_luck=120.0)], now)
+    steps = 0
+    while probing.step(now) is None:
+        steps += 1
+        assert steps < 1000
+    assert steps == num_waited
+
+
+def test_now_and_then_later_tokens_are_probed_as_well() -> None:
+    """Where requests begin so often that no probe ever had to wait for one."""
+    options = ExplorationOptions(grant_lasts_steps=0, pause_steps=0)
+    probing = Probing(options, MARGIN, compares_drafts=True)
+    times: Any = LineTimes()
+    probed = []
+    for step in range(4000):
+        requests = batch([step % 40] * 8)
+        now = Situation(plan(0, 100.0, with_luck=100.0), times, requests, 1e-4)
+        probing.look_for([now.plan, plan(1, 80.0, with_luck=120.0)], now)
+        probing.budget.earn(is_comparing=True)
+        if probing.step(now) is not None:
+            probed.append(step % 40 > 2)
+    assert len(probed) > 20
+    assert 0.1 < sum(probed) / len(probed) < 0.5
+
+
+def test_after_a_surprise_no_probe_waits() -> None:
+    options = ExplorationOptions(grant_lasts_steps=0)
+    probing = Probing(options, MARGIN, compares_drafts=False)
+    times: Any = LineTimes()
+    now = Situation(plan(0, 100.0, with_luck=100.0), times, batch([40, 40]), 1e-4)
+    probing.look_for([now.plan, plan(1, 80.0, with_luck=120.0)], now)
+    probing.budget.surprise()
+    assert probing.step(now) is not None

@@ -27,6 +27,14 @@ def add(unseen: UnseenTokens, request_ids: Sequence[str], numbers: list[int]) ->
     unseen.add(request_ids, values, values + 1000, hidden_states)
 
 
+def add_step(
+    unseen: UnseenTokens, request_ids: Sequence[str], numbers: list[int]
+) -> None:
+    values = np.array(numbers)
+    hidden_states = torch.tensor(numbers)[:, None].float().expand(-1, HIDDEN_SIZE) / 2
+    unseen.add_step(request_ids, values, [n + 1000 for n in numbers], hidden_states)
+
+
 def rows_by_request(
     rows: UnseenRows | None, request_ids: Sequence[str]
 ) -> dict[str, list[int]]:
@@ -47,6 +55,7 @@ def rows_by_request(
 batches = st.lists(st.sampled_from(NAMES), unique=True, min_size=1)
 actions = st.one_of(
     st.tuples(st.just("add"), batches),
+    st.tuples(st.just("add_step"), batches),
     st.tuples(st.just("take"), batches),
     st.tuples(st.just("forget"), batches),
     st.tuples(st.just("keep_only"), st.lists(st.sampled_from(NAMES), unique=True)),
@@ -60,10 +69,10 @@ def test_it_hands_out_what_came_in_by_request_and_oldest_first(
     unseen, expected = store(), defaultdict[str, list[int]](list)
     number = 0
     for action, names in history:
-        if action == "add":
+        if action.startswith("add"):
             numbers = list(range(number, number + len(names)))
             number += len(names)
-            add(unseen, names, numbers)
+            (add if action == "add" else add_step)(unseen, names, numbers)
             for name, value in zip(names, numbers, strict=True):
                 expected[name].append(value)
         elif action == "take":
@@ -83,6 +92,16 @@ def test_it_hands_out_what_came_in_by_request_and_oldest_first(
         assert unseen.num_rows == sum(map(len, expected.values()))
     everything = rows_by_request(unseen.take(NAMES), NAMES)
     assert everything == {n: v for n, v in expected.items() if v}
+
+
+def test_steps_are_copied_when_there_are_many_of_them() -> None:
+    unseen = store(max_rows=256)
+    for number in range(100):
+        add_step(unseen, "ab", [2 * number, 2 * number + 1])
+        assert len(unseen._uncopied) < 32, "memory that others could use"
+    assert unseen.num_rows == 200
+    expected = {"a": list(range(0, 200, 2)), "b": list(range(1, 200, 2))}
+    assert rows_by_request(unseen.take("ab"), "ab") == expected
 
 
 @given(
