@@ -164,7 +164,7 @@ class GoodputController:
             self.plan is None
             or not self._can_be_off
             or self.plan.depth > 0
-            or self.probing.may_draft_while_off()
+            or self.probing.may_draft_while_off(self._situation())
         )
         return self._may_draft
 
@@ -459,7 +459,7 @@ class GoodputController:
             return max(found, key=_goodput)
         if not self._is_off:
             return preferred(found, self.plan, self.options.margin, 0.0)
-        catch_up_s = self._situation().catch_up_s(len(self._seen))
+        catch_up_s = self._situation().catch_up_s
         margin = self._reluctance.margin(self.options.margin)
         return preferred(found, self.plan, margin, catch_up_s)
 

@@ -3,8 +3,9 @@
 A probe is a plan that is not the best one known, but may be: with luck in what it
 accepts, or in how long it takes. Never lost at K = 0: there *something* is tried now
 and then, verified or, where that is possible and cheaper, only compared with what the
-target samples. Not where drafts are drawn from the proposal: two draws from flat
-distributions hardly ever agree, but are nearly always accepted.
+target samples (verifying costs more and brings tokens; where drafting is nearly worth
+it, it costs next to nothing). Not where drafts are drawn from the proposal: two draws
+from flat distributions hardly ever agree, but are nearly always accepted.
 """
 
 from collections.abc import Sequence
@@ -24,19 +25,15 @@ _OFF_NEARLY_AS_GOOD = 0.8
 """Of the best goodput: from there on K = 0 is tried without any luck. What a step
 without drafts takes is guessed while all others draft (22 ms where it was 19, with
 little doubt), and never to be slower than that is a promise."""
-
-
-_FEW_UNSEEN_TOKENS = 2
-"""Of a request whose catch-up costs next to nothing."""
+_CHEAP_CATCH_UP_STEPS = 0.2
+"""Time of catching up, in steps, that is not worth waiting for a cheaper moment."""
 _WAITS_STEPS = 64
-"""For requests that have just begun, before others are caught up for a probe. Catching
-up two requests of thirty tokens took as long as everything else of a probe, and eight
-that had just begun would have said four times as much."""
-
-
-_MOST_FRESH_PROBES = 3
-"""In a row: what is accepted of a request's first tokens need not be what is accepted
-of its later ones."""
+"""For a better moment. Catching up two requests of thirty tokens took as long as all
+else of a probe, and eight that had just begun would have said four times as much."""
+_EARLY_TOKENS = 2
+_MOST_EARLY_PROBES = 7
+"""In a row, of requests that have so few tokens: what is accepted of a request's first
+tokens need not be what is accepted of its later ones."""
 
 
 class Situation(NamedTuple):
@@ -54,16 +51,25 @@ class Situation(NamedTuple):
         return self.plan.depth == 0
 
     @property
-    def num_fresh(self) -> int:
-        """Requests that the MTP layers have seen nearly all of."""
-        return sum(r.num_unseen_tokens <= _FEW_UNSEEN_TOKENS for r in self.requests)
+    def num_unseen_tokens(self) -> int:
+        return sum(request.num_unseen_tokens for request in self.requests)
 
-    def catch_up_s(self, num_requests: int) -> float:
-        """Time of catching up some requests, those with the least to catch up on."""
-        waiting = sorted(request.num_unseen_tokens for request in self.requests)
+    @property
+    def is_early(self) -> bool:
+        """Requests have just begun, if drafting has been off for a while."""
+        return self.num_unseen_tokens <= _EARLY_TOKENS * len(self.requests)
+
+    @property
+    def is_cheap_to_catch_up(self) -> bool:
+        return self.catch_up_s <= _CHEAP_CATCH_UP_STEPS * self.plan.seconds
+
+    @property
+    def catch_up_s(self) -> float:
+        """Time of what is caught up on in a step that drafts."""
         # No step catches up on more; the others wait.
-        limit = max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * len(waiting))
-        return min(sum(waiting[:num_requests]), limit) * self.catch_up_token_s
+        per_request = CATCH_UP_TOKENS_PER_REQUEST * len(self.requests)
+        limit = max(MIN_CATCH_UP_TOKENS, per_request)
+        return min(self.num_unseen_tokens, limit) * self.catch_up_token_s
 
 
 class Probe(NamedTuple):
@@ -110,14 +116,16 @@ class Probing:
         """The last probe was of K = 0."""
         self._num_waited = 0
         """Steps for which a probe has waited that could be paid."""
-        self._num_fresh_probes = 0
+        self._num_early_probes = 0
         """In a row, of requests that had just begun."""
 
-    def may_draft_while_off(self) -> bool:
-        """Whether the next step may be one of a probe."""
-        return self._steps_left > 0 or (
-            self._next is not None and self.budget.can_pay(self._usual_price)
-        )
+    def may_draft_while_off(self, now: Situation) -> bool:
+        """Whether the next step may be one of a probe. Asked once a step."""
+        if self._steps_left > 0:
+            return True
+        if self._next is None or not self.budget.can_pay(self._usual_price):
+            return False
+        return not self._waits(now)
 
     def step(self, now: Situation) -> Probe | None:
         """What this step tries; None for the plan in use."""
@@ -138,13 +146,10 @@ class Probing:
         self._steps_left = 0
 
     def _begin(self, probe: Probe, now: Situation) -> None:
-        price = self._price(probe, now)
-        if self._waits(price, now) or not self.budget.pay(price):
+        if not self.budget.pay(self._price(probe, now)):
             return
         self._num_waited = 0
-        self._num_fresh_probes = (
-            self._num_fresh_probes + 1 if self._has_fresh(now) else 0
-        )
+        self._num_early_probes = self._num_early_probes + 1 if now.is_early else 0
         # Two in a row, where neither the step before nor the one after is like it, so
         # that one step both drafts and verifies as the probe says.
         self._steps_left = 1 if now.is_off else 2
@@ -156,18 +161,17 @@ class Probing:
 
     # -- while drafting is off ----------------------------------------------------
 
-    def _waits(self, price: float, now: Situation) -> bool:
-        """Whether a probe that can be paid had better wait for other requests."""
-        if not now.is_off or self.budget.is_urgent or not self.budget.can_pay(price):
+    def _waits(self, now: Situation) -> bool:
+        """Whether a probe that can be paid had better wait for another moment."""
+        if self.budget.is_urgent:
             return False
-        if self._has_fresh(now) or self._num_fresh_probes >= _MOST_FRESH_PROBES:
-            return False
-        self._num_waited += 1
-        return self._num_waited <= _WAITS_STEPS
-
-    def _has_fresh(self, now: Situation) -> bool:
-        """Whether enough requests need next to no catching up."""
-        return 2 * now.num_fresh >= self._sample_size(len(now.requests))
+        wants_later_tokens = self._num_early_probes >= _MOST_EARLY_PROBES
+        if now.is_early:
+            is_worse = wants_later_tokens
+        else:
+            is_worse = not wants_later_tokens and not now.is_cheap_to_catch_up
+        self._num_waited += is_worse
+        return is_worse and self._num_waited <= _WAITS_STEPS
 
     def sample(self, requests: Sequence[DecodeRequest]) -> set[str]:
         """Requests that get a draft in a probe from K = 0.
@@ -195,7 +199,7 @@ class Probing:
 
     def _price_of_comparing(self, plan: Plan, now: Situation) -> float:
         drafting_s = now.times.uniform(0, plan.depth).seconds - now.plan.seconds
-        lost_s = drafting_s + now.catch_up_s(len(now.requests))
+        lost_s = drafting_s + now.catch_up_s
         return max(lost_s, 0.0) / now.plan.seconds
 
     def _price_of_verifying(self, plan: Plan, now: Situation) -> float:
@@ -211,7 +215,7 @@ class Probing:
             lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
             # What is accepted is no loss.
             lost_s -= share * (plan.tokens / num_requests - 1.0) * off_s
-            lost_s += now.catch_up_s(size)
+            lost_s += now.catch_up_s
         else:
             lost_s = plan.seconds - plan.tokens / now.plan.goodput
         return max(lost_s, 0.0) / now.plan.seconds
@@ -241,18 +245,13 @@ class Probing:
         ]
         hopeful = [p for p in others if self._promise(p, now) > 0.0]
         if now.is_off and self.can_compare:
-            # What may be better if more is accepted is compared first, even after a
-            # surprise: more looks for the same price. What would be better if only it
-            # were faster must be run.
+            # What would be better if only it were faster must be run. What may be
+            # better if more is accepted is looked at in the cheapest way, even after a
+            # surprise: more looks for the same price.
             needed = now.plan.goodput * (1 + self._margin)
             hopeful = [p for p in hopeful if p.bold_goodput > needed]
             if not hopeful:
-                plan = min(
-                    others,
-                    key=lambda p: self._price_of_comparing(p, now),
-                    default=None,
-                )
-                return None if plan is None else Probe(plan, compares=True)
+                return self._cheapest_look(others, now)
         if not hopeful and now.is_off:
             # However hopeless: without drafts nobody would notice that it changed.
             hopeful = sorted(others, key=lambda p: self._price_of_verifying(p, now))[:1]
@@ -262,6 +261,21 @@ class Probing:
         if not hopeful:
             return None
         return Probe(max(hopeful, key=lambda p: self._promise_for_price(p, now)))
+
+    def _cheapest_look(self, others: Sequence[Plan], now: Situation) -> Probe | None:
+        """At what is accepted: compared or, where enough of it is, verified."""
+        probes = [
+            Probe(plan, compares) for plan in others for compares in (True, False)
+        ]
+        return min(
+            probes,
+            key=lambda probe: self._price(probe, now) / self._num_looks(probe, now),
+            default=None,
+        )
+
+    def _num_looks(self, probe: Probe, now: Situation) -> int:
+        num_requests = max(len(now.requests), 1)
+        return num_requests if probe.compares else self._sample_size(num_requests)
 
     def _off_worth_a_try(self, others: Sequence[Plan], now: Situation) -> Plan | None:
         """K = 0, before other depths: it comes before being faster still."""

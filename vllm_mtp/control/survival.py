@@ -160,13 +160,14 @@ class SurvivalModel:
     ) -> list[float]:
         """``p_1`` .. ``p_K_max`` of a class, or the first few of them."""
         first, later, profile = self._log_odds(class_id)
-        dampings = self._confidence(class_id).dampings
+        confidence = self._confidence(class_id)
+        dampings, bias = confidence.dampings, confidence.first_bias
         logits = profile.logits[:num_positions]
         result = [
             logistic(damping * (later + logit))
             for logit, damping in zip(logits, dampings, strict=False)
         ]
-        result[0] = logistic(dampings[0] * (first + logits[0]))
+        result[0] = logistic(dampings[0] * (first + logits[0]) + bias)
         return result
 
     def log_odds_of_class(self, class_id: int) -> list[float]:
@@ -193,15 +194,17 @@ class SurvivalModel:
         """
         first, later, profile = self._log_odds(class_id)
         drift_variance = 0.0 if num_known else 1.0 / self.drift_precision
-        dampings = self._confidence(class_id).dampings
+        confidence = self._confidence(class_id)
+        dampings, bias = confidence.dampings, confidence.first_bias
         alive, result = 1.0, []
         for position, logit in enumerate(profile.logits):
             log_odds_here = logit + (later if position else first)
             if position >= num_known:
                 variance = drift_variance + 1.0 / profile.precisions[position]
                 log_odds_here += deviations * math.sqrt(variance)
-            alive *= logistic(log_odds_here * dampings[position])
+            alive *= logistic(log_odds_here * dampings[position] + bias)
             result.append(alive)
+            bias = 0.0
         return result
 
     def _log_odds(self, class_id: int) -> tuple[float, float, Profile]:
@@ -242,7 +245,8 @@ class SurvivalModel:
         profile = self._profiles.of(state.cell)
         centre = self.drift + state.shift
         variance = 1.0 / state.precision + 1.0 / self.drift_precision
-        dampings = self.confidences[regime_of(state.cell)].dampings
+        confidence = self.confidences[regime_of(state.cell)]
+        dampings, bias = confidence.dampings, confidence.first_bias
         lower = upper = 1.0
         intervals = []
         for position, logit in enumerate(profile.logits):
@@ -251,8 +255,9 @@ class SurvivalModel:
                 variance += 1.0 / state.late_precision
             half = z * math.sqrt(variance + 1.0 / profile.precisions[position])
             damping = dampings[position]
-            lower *= logistic(damping * (centre + logit - half))
-            upper *= logistic(damping * (centre + logit + half))
+            lower *= logistic(damping * (centre + logit - half) + bias)
+            upper *= logistic(damping * (centre + logit + half) + bias)
+            bias = 0.0
             intervals.append(Interval(lower, upper))
         return intervals
 
@@ -275,9 +280,7 @@ class SurvivalModel:
         groups = self._group(self._some(outcomes))
         if not groups:
             return 0.0
-        for class_id, *_, confidences in groups:
-            if confidences:
-                self._confidence(class_id).note(confidences)
+        self._note_confidences(groups)
         self._compare_memories(outcomes)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
@@ -331,6 +334,21 @@ class SurvivalModel:
             else:
                 members.append(request_id)
         return groups
+
+    def _note_confidences(self, groups: _Groups) -> None:
+        expected_of: dict[int, float] = {}
+        for (class_id, _, accepted, confidences), members in groups.items():
+            if not confidences:
+                continue
+            confidence = self._confidence(class_id)
+            # Of sampled requests those drafts are verified that seem good, and the
+            # others not compared; greedy ones are all judged.
+            if confidence is self.confidences[0]:
+                if class_id not in expected_of:
+                    expected_of[class_id] = self.conditional_of_class(class_id, 1)[0]
+                expected, number = expected_of[class_id], len(members)
+                confidence.learn_first(expected, number * (accepted > 0), number)
+            confidence.note(confidences)
 
     def _evidence(
         self,

@@ -99,3 +99,40 @@ def test_confidences_beyond_the_depth_and_without_bound_do_no_harm() -> None:
         model.learn((0.5, 0.5), 2, (1e30, float("inf"), 1.0))
     assert model.offsets((1e30, 0.0, 7.0)) == pytest.approx([0.0, -4.0 * model.slope])
     assert model.dampings == pytest.approx([1.0, 1.0])
+
+
+def judged(rng: random.Random, mean_confidence: float) -> RequestOutcome:
+    """A first draft token; confidences are as skewed as real ones."""
+    confidence = min(rng.expovariate(1.0 / mean_confidence), 12.0)
+    is_accepted = rng.random() < logistic(1.2 * (confidence - 1.0))
+    return RequestOutcome("r", 1, int(is_accepted), (confidence,))
+
+
+@pytest.mark.parametrize("mean_confidence", [0.5, 1.0])
+def test_what_is_expected_before_drafting_is_what_happens_after_a_change_too(
+    mean_confidence: float,
+) -> None:
+    """Its centre and spread of confidences are those of before for long."""
+    rng, model = random.Random(3), SurvivalModel(K_MAX)
+    class_id = model.see(DecodeRequest("r", 100))
+    for _ in range(2000):
+        model.observe([judged(rng, 6.0)])
+    errors = []
+    for step in range(1200):
+        outcome = judged(rng, mean_confidence)
+        class_id = model.class_of["r"]
+        expected = model.survival_of_class(class_id)[0]
+        if step >= 200:
+            errors.append(expected - outcome.num_accepted_tokens)
+        model.observe([outcome])
+    assert abs(sum(errors)) / len(errors) < 0.03
+
+
+def test_of_sampled_requests_only_good_drafts_are_judged_so_nothing_is_corrected() -> (
+    None
+):
+    rng, model = random.Random(3), SurvivalModel(K_MAX)
+    model.see(DecodeRequest("r", 100, is_greedy=False))
+    for _ in range(300):
+        model.observe([judged(rng, 6.0)])
+    assert model.confidences[1].first_bias == 0.0
