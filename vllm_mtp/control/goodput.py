@@ -259,11 +259,11 @@ class GoodputController:
         probe = self.probing.step(now)
         if probe is None:
             return self._lengths, "off" if now.is_off else "exploit", None
-        if self.probing.is_over:
-            self._replan_steps = 2  # one step later its outcome is here
+        # One step after a probe its outcome is here; a trial may be cut short.
+        self._replan_steps = 2 if self.probing.is_over else 4
         if self._trying.plan is not probe.plan:
             self._trying = _Lengths(probe.plan, self.survival)
-        if not now.is_off:
+        if not now.is_off or probe.num_steps > 1:
             return self._trying, "probe", None
         chosen = () if probe.compares else self.probing.sample(now.requests)
         return self._trying, "probe", chosen
@@ -466,6 +466,7 @@ class GoodputController:
     def _adopt(self, plan: Plan) -> None:
         if self.plan is not None and plan.depth != self.plan.depth:
             self.num_switches += 1
+            self.probing.stop()
             if not plan.depth:
                 self.budget.be_curious()  # nothing else will tell when to come back
             elif self._is_off:

@@ -3,12 +3,12 @@
 A probe is a plan that is not the best one known, but may be: with luck in what it
 accepts, or in how long it takes. Never lost at K = 0: there *something* is tried now
 and then, verified or, where that is possible and cheaper, only compared with what the
-target samples (verifying costs more and brings tokens; where drafting is nearly worth
-it, it costs next to nothing). Not where drafts are drawn from the proposal: two draws
-from flat distributions hardly ever agree, but are nearly always accepted.
+target samples. Not where drafts are drawn from the proposal: two draws from flat
+distributions hardly ever agree, but are nearly always accepted.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from vllm_mtp.control.cost import ExpectedTimes
@@ -25,15 +25,20 @@ _OFF_NEARLY_AS_GOOD = 0.8
 """Of the best goodput: from there on K = 0 is tried without any luck. What a step
 without drafts takes is guessed while all others draft (22 ms where it was 19, with
 little doubt), and never to be slower than that is a promise."""
+_TRIAL_STEPS = 16
+_TRIAL_STEP_PRICE = 0.25
+_MAX_TRIAL_STEP_PRICE = 0.04
+"""Of a single look's price, and of a step: where a step with drafts is expected to lose
+no more, drafting is tried for so many in a row. For the price of a few looks they show
+many tokens of every request, and later and later ones, where single looks most often
+see the first (of some texts 45 % were accepted at first and 70 % after twenty)."""
 _CHEAP_CATCH_UP_STEPS = 0.2
 """Time of catching up, in steps, that is not worth waiting for a cheaper moment."""
-_WAITS_STEPS = 64
-"""For a better moment. Catching up two requests of thirty tokens took as long as all
-else of a probe, and eight that had just begun would have said four times as much."""
-_EARLY_TOKENS = 2
-_MOST_EARLY_PROBES = 7
-"""In a row, of requests that have so few tokens: what is accepted of a request's first
-tokens need not be what is accepted of its later ones."""
+_WAITS_STEPS = 96
+"""After a moment with little to catch up on a probe waits for the next one: catching up
+two requests of thirty tokens took as long as all else of a probe, and eight that had
+just begun would have said four times as much. Where requests are long it does not, or
+it would only see what is accepted of their first tokens."""
 
 
 class Situation(NamedTuple):
@@ -55,15 +60,6 @@ class Situation(NamedTuple):
         return sum(request.num_unseen_tokens for request in self.requests)
 
     @property
-    def is_early(self) -> bool:
-        """Requests have just begun, if drafting has been off for a while."""
-        return self.num_unseen_tokens <= _EARLY_TOKENS * len(self.requests)
-
-    @property
-    def is_cheap_to_catch_up(self) -> bool:
-        return self.catch_up_s <= _CHEAP_CATCH_UP_STEPS * self.plan.seconds
-
-    @property
     def catch_up_s(self) -> float:
         """Time of what is caught up on in a step that drafts."""
         # No step catches up on more; the others wait.
@@ -73,11 +69,12 @@ class Situation(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A plan to be tried."""
+    """A plan to be tried, for a step or two, or as a trial for longer."""
 
     plan: Plan
     compares: bool = False
     """It drafts but verifies nothing."""
+    num_steps: int = 1
 
 
 class Probing:
@@ -114,18 +111,19 @@ class Probing:
         self._steps_left = 0
         self._tried_off = False
         """The last probe was of K = 0."""
-        self._num_waited = 0
-        """Steps for which a probe has waited that could be paid."""
-        self._num_early_probes = 0
-        """In a row, of requests that had just begun."""
+        self._steps_since_cheap = 0
+        """Since there was little to catch up on, while drafting is off."""
 
     def may_draft_while_off(self, now: Situation) -> bool:
         """Whether the next step may be one of a probe. Asked once a step."""
         if self._steps_left > 0:
             return True
+        is_cheap = now.catch_up_s <= _CHEAP_CATCH_UP_STEPS * now.plan.seconds
+        self._steps_since_cheap = 0 if is_cheap else self._steps_since_cheap + 1
         if self._next is None or not self.budget.can_pay(self._usual_price):
             return False
-        return not self._waits(now)
+        waits = 0 < self._steps_since_cheap <= _WAITS_STEPS
+        return self.budget.is_urgent or not waits
 
     def step(self, now: Situation) -> Probe | None:
         """What this step tries; None for the plan in use."""
@@ -148,11 +146,7 @@ class Probing:
     def _begin(self, probe: Probe, now: Situation) -> None:
         if not self.budget.pay(self._price(probe, now)):
             return
-        self._num_waited = 0
-        self._num_early_probes = self._num_early_probes + 1 if now.is_early else 0
-        # Two in a row, where neither the step before nor the one after is like it, so
-        # that one step both drafts and verifies as the probe says.
-        self._steps_left = 1 if now.is_off else 2
+        self._steps_left = probe.num_steps
         if not now.is_off and not self.budget.is_granted:
             self.budget.be_patient()
         self.num_probes += 1
@@ -160,18 +154,6 @@ class Probing:
         self._tried_off = probe.plan.depth == 0
 
     # -- while drafting is off ----------------------------------------------------
-
-    def _waits(self, now: Situation) -> bool:
-        """Whether a probe that can be paid had better wait for another moment."""
-        if self.budget.is_urgent:
-            return False
-        wants_later_tokens = self._num_early_probes >= _MOST_EARLY_PROBES
-        if now.is_early:
-            is_worse = wants_later_tokens
-        else:
-            is_worse = not wants_later_tokens and not now.is_cheap_to_catch_up
-        self._num_waited += is_worse
-        return is_worse and self._num_waited <= _WAITS_STEPS
 
     def sample(self, requests: Sequence[DecodeRequest]) -> set[str]:
         """Requests that get a draft in a probe from K = 0.
@@ -193,9 +175,16 @@ class Probing:
 
     def _price(self, probe: Probe, now: Situation) -> float:
         """Time lost by a probe, in steps of the best plan."""
+        if now.is_off and probe.num_steps > 1:
+            return self._price_of_trial(probe, now)
         if probe.compares:
             return self._price_of_comparing(probe.plan, now)
         return self._price_of_verifying(probe.plan, now)
+
+    def _price_of_trial(self, probe: Probe, now: Situation) -> float:
+        lost = 1.0 - probe.plan.goodput / now.plan.goodput
+        beginning = self._price_of_comparing(probe.plan, now)
+        return max(probe.num_steps * lost, 0.0) + beginning
 
     def _price_of_comparing(self, plan: Plan, now: Situation) -> float:
         drafting_s = now.times.uniform(0, plan.depth).seconds - now.plan.seconds
@@ -243,39 +232,47 @@ class Probing:
             if p.seconds <= slowest
             and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
         ]
+        trial = self._trial(others, now)
+        if trial is not None:
+            return trial
         hopeful = [p for p in others if self._promise(p, now) > 0.0]
         if now.is_off and self.can_compare:
-            # What would be better if only it were faster must be run. What may be
-            # better if more is accepted is looked at in the cheapest way, even after a
-            # surprise: more looks for the same price.
+            # What may be better if more is accepted is compared first, even after a
+            # surprise: more looks for the same price. What would be better if only it
+            # were faster must be run.
             needed = now.plan.goodput * (1 + self._margin)
             hopeful = [p for p in hopeful if p.bold_goodput > needed]
-            if not hopeful:
-                return self._cheapest_look(others, now)
         if not hopeful and now.is_off:
             # However hopeless: without drafts nobody would notice that it changed.
-            hopeful = sorted(others, key=lambda p: self._price_of_verifying(p, now))[:1]
+            return self._look(others, now)
         off = self._off_worth_a_try(others, now)
+        # Two in a row, where neither the step before nor the one after is like it, so
+        # that one step both drafts and verifies as the probe says.
+        num_steps = 1 if now.is_off else 2
         if off is not None and not (hopeful and self._tried_off):
-            return Probe(off)
+            return Probe(off, num_steps=num_steps)
         if not hopeful:
             return None
-        return Probe(max(hopeful, key=lambda p: self._promise_for_price(p, now)))
+        best = max(hopeful, key=lambda p: self._promise_for_price(p, now))
+        return Probe(best, num_steps=num_steps)
 
-    def _cheapest_look(self, others: Sequence[Plan], now: Situation) -> Probe | None:
-        """At what is accepted: compared or, where enough of it is, verified."""
-        probes = [
-            Probe(plan, compares) for plan in others for compares in (True, False)
-        ]
-        return min(
-            probes,
-            key=lambda probe: self._price(probe, now) / self._num_looks(probe, now),
-            default=None,
-        )
+    def _trial(self, others: Sequence[Plan], now: Situation) -> Probe | None:
+        """Drafting for a while, if it may be about as good as not to."""
+        look = self._look(others, now) if now.is_off else None
+        if look is None:
+            return None
+        price = min(_TRIAL_STEP_PRICE * self._price(look, now), _MAX_TRIAL_STEP_PRICE)
+        least = now.plan.goodput * (1 - price)
+        drafting = [p for p in others if p.depth and p.is_uniform]
+        good = [p for p in drafting if p.goodput >= least]
+        # The shortest: later positions are what is known least of.
+        chosen = min(good, key=attrgetter("depth"), default=None)
+        return chosen and Probe(chosen, num_steps=_TRIAL_STEPS)
 
-    def _num_looks(self, probe: Probe, now: Situation) -> int:
-        num_requests = max(len(now.requests), 1)
-        return num_requests if probe.compares else self._sample_size(num_requests)
+    def _look(self, others: Sequence[Plan], now: Situation) -> Probe | None:
+        """The cheapest way to see from K = 0 whether anything is accepted."""
+        probes = [Probe(plan, self.can_compare) for plan in others]
+        return min(probes, key=lambda probe: self._price(probe, now), default=None)
 
     def _off_worth_a_try(self, others: Sequence[Plan], now: Situation) -> Plan | None:
         """K = 0, before other depths: it comes before being faster still."""

@@ -127,8 +127,16 @@ class DrawnEngine(ABC):
         self._new, self._prefill_tokens = set(), 0
         self._admit_and_stop()
         population = self._running
+        # All are caught up together: what waits is counted for all of them.
+        num_old = len(population) - len(self._new)
+        unseen = self._missed_tokens // max(num_old, 1)
         return [
-            DecodeRequest(request_id, int(context), not sampled)
+            DecodeRequest(
+                request_id,
+                int(context),
+                not sampled,
+                num_unseen_tokens=0 if request_id in self._new else unseen,
+            )
             for request_id, context, sampled in zip(
                 population.ids,
                 population["contexts"],

@@ -197,6 +197,19 @@ def test_it_comes_back_from_off_where_drafts_can_be_compared(
     assert min(engine.depths(500)) > 2
 
 
+def test_a_trial_is_for_the_whole_batch() -> None:
+    """Not for a sample: what it costs was worked out for all."""
+    engine = comparing_engine(16, 0.5)
+    engine.seconds = lambda tokens, depth: 0.02 * (1 + 0.32 * tokens + 0.2 * depth)
+    engine.run(1500)
+    is_tried = [d.reason == "probe" and d.draft_depth > 0 for d in engine.decisions]
+    trials = [i for i in range(400, 1484) if all(is_tried[i : i + 16])]
+    assert len(trials) > 3
+    for first in trials:
+        for decision in engine.decisions[first : first + 16]:
+            assert set(decision.num_draft_tokens.values()) == {1}
+
+
 @pytest.mark.parametrize(("scale", "least", "most"), [(0.3, 8, 32), (10.0, 1, 2)])
 def test_plans_are_looked_for_more_often_where_steps_are_long(
     scale: float, least: int, most: int
