@@ -89,6 +89,7 @@ def _find_unseen(worker: Any) -> Unseen:
     store = drafter.unseen
     positions = {}
     if store is not None:
+        store._copy()
         owners = torch.from_numpy(store._owners[: store.num_rows])
         for request_id, number in store._numbers.items():
             rows = (owners == number).nonzero()[:, 0]
