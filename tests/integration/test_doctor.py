@@ -171,7 +171,10 @@ def test_the_probe_predicts_a_speedup() -> None:
     best = by_length[probe["best_draft_length"]]
     assert best["predicted_speedup"] == probe["predicted_speedup"]
     lower, upper = probe["interval"]
-    assert lower < probe["predicted_speedup"] < upper
+    if probe["best_draft_length"]:
+        assert lower < probe["predicted_speedup"] < upper
+    else:  # this model hardly gains, and the clock decides
+        assert lower == upper == 1.0
     assert probe["num_drafts"] > 500
     topics = [each["topic"] for each in report["findings"]]
     assert topics[-3:] == ["acceptance", "cost", "prediction"]
