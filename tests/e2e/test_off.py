@@ -16,6 +16,7 @@ from tests.support.engine_jobs import JobResult, Jobs, accepted_by_step, run_job
 from tests.support.engines import engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import play_script, record_outcomes, scheduler_of
+from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
 from vllm_mtp.integration import pause
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
@@ -133,7 +134,7 @@ def test_the_last_tokens_before_the_models_end_are_drafted_like_any_other() -> N
     assert room - 2 <= wanted + 1 <= room + 3
 
 
-class OneDeepController:
+class OneDeepController(DecidesEveryStep):
     """Drafts one token in every step; it is verified, or only compared."""
 
     def __init__(self, draft_length: int) -> None:

@@ -15,11 +15,12 @@ import pytest
 from tests.support.engines import draft_counts, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import record_outcomes, scheduler_of
+from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.lab.homogeneity import homogeneity_p_value
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 
-class OnlyComparing:
+class OnlyComparing(DecidesEveryStep):
     """Drafts a token for everybody and has none verified."""
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:

@@ -28,6 +28,14 @@ class ScriptedController:
     def may_draft(self) -> bool:
         return self.depths[self._num_steps % len(self.depths)] > 0
 
+    def rest_steps(self) -> int:
+        coming = range(self._num_steps, self._num_steps + len(self.depths))
+        depths = [self.depths[i % len(self.depths)] for i in coming]
+        return next((i for i, depth in enumerate(depths) if depth), len(depths))
+
+    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+        self._num_steps += len(outcomes)
+
     def observe(self, outcome: StepOutcome) -> None:
         """The script is written."""
 
@@ -46,6 +54,13 @@ class RecordingController:
 
     def may_draft(self) -> bool:
         return self.controller.may_draft()
+
+    def rest_steps(self) -> int:
+        return self.controller.rest_steps()
+
+    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+        self.outcomes += outcomes
+        self.controller.rested(outcomes)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)

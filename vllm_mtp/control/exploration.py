@@ -7,6 +7,7 @@ each draft length once, so what exploration costs is bounded by construction: in
 long run never more than ``fraction`` of the time by the estimates of the day.
 """
 
+import math
 from typing import NamedTuple
 
 
@@ -110,6 +111,20 @@ class ExplorationBudget:
         return (
             self.saved_steps - min(price_steps, self.options.max_saved_steps) >= floor
         )
+
+    def steps_until_affordable(self, price_steps: float) -> int:
+        """Steps for which `can_pay` surely stays False, whatever happens meanwhile.
+
+        Args:
+            price_steps: As there.
+        """
+        if self.is_granted or self.is_urgent:
+            return 0
+        options = self.options
+        pause = self._pause_steps - self._steps_since_probe
+        missing = min(price_steps, options.max_saved_steps) - self.saved_steps
+        most = max(options.fraction, options.comparing_fraction)
+        return max(pause, math.floor(missing / most), 0)
 
     def pay(self, price_steps: float) -> bool:
         """Take the price of a probe, or refuse it."""

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 
-class FixedController:
+class FixedController(DecidesEveryStep):
     """Always drafts ``draft_length`` tokens.
 
     A request that is pinned gets its own K, at most that many: the depth never varies,

@@ -197,6 +197,19 @@ class GoodputController:
             depth = self._apply_pins(chosen, requests, depth)
         return DraftDecision(depth, chosen, reason)
 
+    def rest_steps(self) -> int:
+        """How long drafting is off for certain."""
+        if self.plan is None or self.plan.depth > 0 or not self._can_be_off:
+            return 0
+        return self.probing.rest_steps()
+
+    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+        """Learn from steps that were off without asking."""
+        self.probing.rested(len(outcomes))
+        for outcome in outcomes:
+            self._earn()
+            self.observe(outcome)
+
     def _until_it_does_not_pay(
         self, requests: Sequence[DecodeRequest]
     ) -> DraftDecision:

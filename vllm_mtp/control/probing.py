@@ -41,6 +41,10 @@ just begun would have said four times as much. Where requests are long it does n
 it would only see what is accepted of their first tokens."""
 
 
+UNTIL_THE_NEXT_SEARCH = 32
+"""Steps without a search at most, about."""
+
+
 class Situation(NamedTuple):
     """What a probe is measured against."""
 
@@ -124,6 +128,19 @@ class Probing:
             return False
         waits = 0 < self._steps_since_cheap <= _WAITS_STEPS
         return self.budget.is_urgent or not waits
+
+    def rest_steps(self) -> int:
+        """Steps, while drafting is off, in which surely no probe begins."""
+        if self._steps_left > 0:
+            return 0
+        if self._next is None:
+            return UNTIL_THE_NEXT_SEARCH
+        return self.budget.steps_until_affordable(self._usual_price)
+
+    def rested(self, num_steps: int) -> None:
+        """So many of them were not asked about: as long as before is what waits."""
+        if self._steps_since_cheap > 0:
+            self._steps_since_cheap += num_steps
 
     def step(self, now: Situation) -> Probe | None:
         """What this step tries; None for the plan in use."""

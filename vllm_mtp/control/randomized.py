@@ -8,6 +8,7 @@ one chooses sooner or later.
 import random
 from collections.abc import Collection, Sequence
 
+from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.records import (
     DecodeRequest,
     DraftChances,
@@ -17,7 +18,7 @@ from vllm_mtp.records import (
 )
 
 
-class RandomController:
+class RandomController(DecidesEveryStep):
     """Draws a depth for the step and a draft length up to it for each request.
 
     Pins are kept, and draw nothing less: the other requests get what they would have

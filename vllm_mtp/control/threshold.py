@@ -6,10 +6,11 @@ from the best where drafting or verifying is dear, and it never goes below one.
 
 from collections.abc import Sequence
 
+from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 
-class ThresholdController:
+class ThresholdController(DecidesEveryStep):
     """Moves one draft length for all requests up and down by running acceptance."""
 
     def __init__(

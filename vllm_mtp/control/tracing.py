@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.control.controller import Controller
+from vllm_mtp.control.controller import Controller, DecidesEveryStep
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 TRACE_FORMAT = "vllm-mtp trace"
@@ -70,7 +70,7 @@ class _Survival(Protocol):
     def survival_of_class(self, class_id: int) -> list[float]: ...
 
 
-class TracingController:
+class TracingController(DecidesEveryStep):
     """Any controller, with every call written to a file.
 
     Decides exactly as the wrapped one. When the disk is full, the trace ends with a

@@ -28,6 +28,7 @@ from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import may_stop_early
+from vllm_mtp.integration.resting_steps import RestingSteps
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
     ScheduledStep,
@@ -117,6 +118,9 @@ class ControlledScheduler(Scheduler):
         # Where scheduling is async drafts do not come back to be compared.
         self.controller = _controller_of(self.vllm_config, not is_async)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
+        # Where scheduling is async nobody waits for the scheduler.
+        self._may_rest = not is_async
+        self._resting = RestingSteps()
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}
         self._still_waiting: frozenset[str] = frozenset()
@@ -137,8 +141,11 @@ class ControlledScheduler(Scheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._outcomes.scheduling()
-        may_draft = self.controller.may_draft() or bool(self._pinned)
-        self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
+        if self._pinned or not self._resting.num_left:
+            may_draft = self.controller.may_draft() or bool(self._pinned)
+            self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
+            if self._may_rest:
+                self._resting.begin(0 if may_draft else self.controller.rest_steps())
         return super().schedule(*args, **kwargs)
 
     def add_request(self, request: Any) -> None:
@@ -148,11 +155,22 @@ class ControlledScheduler(Scheduler):
             self._traits_of(request)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        for request_id in scheduler_output.finished_req_ids:
-            self._forget(request_id)
+        if scheduler_output.finished_req_ids:
+            self._tell_rested()
+            for request_id in scheduler_output.finished_req_ids:
+                self._forget(request_id)
+        if self._unseen is not None:
+            # Computed anew, also by the MTP layers.
+            for request_id in scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+                self._unseen.forget(request_id)
         depth = 0
         if scheduler_output.total_num_scheduled_tokens:
-            depth = self._close_step(scheduler_output)
+            resting = self._resting.goes_on(scheduler_output)
+            if resting is None:
+                self._tell_rested()
+                depth = self._close_step(scheduler_output)
+            else:
+                self._outcomes.begin(resting)
         scheduler_output.num_spec_tokens_to_schedule = depth
         super()._update_after_schedule(scheduler_output)
 
@@ -207,17 +225,20 @@ class ControlledScheduler(Scheduler):
         self._draft_lengths.update(dict.fromkeys(caught_up.still_waiting, 0))
         self._still_waiting = caught_up.still_waiting
         self._stop_rule = _for_others(decision.stop_rule, caught_up.still_waiting)
-        self._outcomes.begin(
-            ScheduledStep(
-                len(scheduler_output.num_scheduled_tokens),
-                scheduler_output.total_num_scheduled_tokens,
-                num_decoding,
-                num_prefill_tokens,
-                num_context_tokens,
-                depth,
-                caught_up.num_tokens,
-            )
+        step = ScheduledStep(
+            len(scheduler_output.num_scheduled_tokens),
+            scheduler_output.total_num_scheduled_tokens,
+            num_decoding,
+            num_prefill_tokens,
+            num_context_tokens,
+            depth,
+            caught_up.num_tokens,
         )
+        self._outcomes.begin(step)
+        if not depth and len(without_draft) == len(next_decoding) == step.num_requests:
+            self._resting.may_begin(frozenset(without_draft), step)
+        else:
+            self._resting.end()
         return depth
 
     def _rest_or_catch_up(
@@ -313,8 +334,31 @@ class ControlledScheduler(Scheduler):
             self.metrics.vocabulary(*news)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.total_num_scheduled_tokens:
-            self._hear(self._outcomes.take())
+            outcome, resting = self._outcomes.take(), self._resting
+            if len(resting.outcomes) == resting.num_scheduled:
+                self._hear(outcome)
+            else:
+                resting.outcomes.append(outcome)
+                if not resting.num_left:
+                    with self._outcomes.learning():
+                        self._tell_rested()
         return outputs
+
+    def _tell_rested(self) -> None:
+        """What was put off while nothing was decided."""
+        resting = self._resting
+        if not resting.num_scheduled:
+            return
+        if self._unseen is not None:
+            self._unseen.rest(resting.request_ids, resting.num_scheduled)
+        self.controller.rested(resting.outcomes)
+        if self.metrics is not None:
+            self.metrics.decoding_without_draft(
+                resting.request_ids, self._switched_off, resting.num_scheduled
+            )
+            for outcome in resting.outcomes:
+                self.metrics.heard(outcome)
+        resting.told()
 
     def _hear(self, outcome: StepOutcome) -> None:
         with self._outcomes.learning():
@@ -326,7 +370,10 @@ class ControlledScheduler(Scheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is None or self.metrics is None:
             return stats
-        counts = self.metrics.take(is_idle=not self.get_num_unfinished_requests())
+        is_idle = not self.get_num_unfinished_requests()
+        if is_idle:
+            self._tell_rested()
+        counts = self.metrics.take(is_idle)
         if counts is not None:
             of_plugins = stats.kv_connector_stats or {}
             stats.kv_connector_stats = {**of_plugins, STATS_KEY: counts}

@@ -127,11 +127,11 @@ class UnseenCounts:
             return 0
         return self._num_rests - self._seen_until.get(request_id, self._num_rests)
 
-    def rest(self, request_ids: Iterable[str]) -> None:
-        """A step without the MTP layers: one more token of each request waits."""
+    def rest(self, request_ids: Iterable[str], num_steps: int = 1) -> None:
+        """Steps without the MTP layers: a token more of each request waits for each."""
         for request_id in request_ids:
             self._seen_until.setdefault(request_id, self._num_rests)
-        self._num_rests += 1
+        self._num_rests += num_steps
 
     def catch_up(self, request_ids: Collection[str]) -> CaughtUp:
         """A step that drafts: some of its requests are caught up before it does."""

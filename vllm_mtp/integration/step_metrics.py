@@ -101,19 +101,23 @@ class StepMetrics:
         self._decision, self._still_waiting = decision, still_waiting
 
     def decoding_without_draft(
-        self, request_ids: Iterable[str], pinned: Collection[str]
+        self,
+        request_ids: Iterable[str],
+        pinned: Collection[str],
+        num_steps: int = 1,
     ) -> None:
         """These requests decode in the step being scheduled, with K = 0.
 
         Args:
             request_ids: They.
             pinned: Requests that fix K = 0.
+            num_steps: So many steps, of the same reasons.
         """
         counts = self._stats.without_draft
         for request_id in request_ids:
             reason = PINNED if request_id in pinned else self._why(request_id)
-            counts[reason] = counts.get(reason, 0) + 1
-            self._stats.draft_lengths[0] += 1
+            counts[reason] = counts.get(reason, 0) + num_steps
+            self._stats.draft_lengths[0] += num_steps
 
     def _why(self, request_id: str) -> str:
         chosen = self._decision.num_draft_tokens.get(request_id)
