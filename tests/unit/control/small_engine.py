@@ -34,6 +34,9 @@ class SmallEngine:
     compares_drafts: bool = False
     draws_drafts: bool = False
     """Requests are sampled, and a comparison would say nothing."""
+    rests: bool = False
+    """As the scheduler does: up to eight steps without a decision."""
+    num_rested: int = 0
     lengths: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
     """Tokens that the MTP layers have missed, by request."""
@@ -59,6 +62,8 @@ class SmallEngine:
     def _step(self, catch_up_token_s: float) -> None:
         requests = self.requests()
         self.may_draft.append(self.controller.may_draft())
+        if self.rests and not self.may_draft[-1] and not any(self.lengths.values()):
+            self._rest(min(self.controller.rest_steps(), 8))
         decision = self.controller.decide(requests)
         self.decisions.append(decision)
         outcomes = [self._verify(i, r.request_id) for i, r in enumerate(requests)]
@@ -87,6 +92,22 @@ class SmallEngine:
                 waiting += outcome.acceptance_length
                 self.unseen[outcome.request_id] = waiting
         self.lengths = dict(decision.num_draft_tokens)
+
+    def _rest(self, num_steps: int) -> None:
+        size = len(self.acceptance)
+        outcome = StepOutcome(
+            (),
+            num_requests=size,
+            num_scheduled_tokens=size,
+            step_time_s=self.seconds(0, 0),
+            num_decode_requests=size,
+            num_context_tokens=self.context_tokens * size,
+        )
+        for request in self.requests():
+            waiting = self.unseen.get(request.request_id, 0)
+            self.unseen[request.request_id] = waiting + num_steps
+        self.num_rested += num_steps
+        self.controller.rested([outcome] * num_steps)
 
     def _compared(self, outcomes: Sequence[RequestOutcome]) -> Iterator[RequestOutcome]:
         """Outcomes of drafts that the last decision ordered but not to be verified."""

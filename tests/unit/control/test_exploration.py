@@ -1,5 +1,6 @@
 """The budget of probes: what is spent never exceeds what was earned."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,3 +134,29 @@ def test_a_closer_look_that_sees_nothing_ends_soon() -> None:
     for _ in range(3):
         budget.disappoint()
     assert not budget.is_urgent
+
+
+@pytest.mark.parametrize("price", [0.0, 0.3, 1.4, 5.0])
+@pytest.mark.parametrize("num_steps_before", [0, 7, 100, 1000])
+def test_nothing_is_affordable_earlier_than_announced(
+    price: float, num_steps_before: int
+) -> None:
+    budget = past_grant()
+    budget.pay(budget.saved_steps)
+    for _ in range(num_steps_before):
+        budget.earn()
+    announced = budget.steps_until_affordable(price)
+    for _ in range(announced):
+        assert not budget.can_pay(price)
+        budget.earn()
+    # Rounding aside, not later either.
+    budget.earn()
+    assert budget.can_pay(price)
+
+
+def test_after_a_surprise_nothing_is_announced() -> None:
+    budget = past_grant()
+    budget.pay(budget.saved_steps)
+    assert budget.steps_until_affordable(1.0) > 0
+    budget.surprise()
+    assert budget.steps_until_affordable(1.0) == 0

@@ -266,6 +266,31 @@ def test_it_is_never_announced_that_nothing_is_drafted_and_then_drafted() -> Non
     assert idle < 0.1 * len(pairs)
 
 
+def test_rests_need_no_decision_and_cost_no_probe() -> None:
+    """The scheduler leaves out calls; the controller tries as much as without that."""
+    probes = {}
+    for rests in (False, True):
+        engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4, rests=rests)
+        num_steps = 0
+        while num_steps < 3000:
+            engine.run(1)
+            num_steps = len(engine.decisions) + engine.num_rested
+        probes[rests] = engine.reasons().count("probe")
+        assert (engine.num_rested > 2000) == rests
+    assert 0.6 * probes[False] <= probes[True] <= 1.2 * probes[False]
+    engine.acceptance = [0.9] * 4
+    engine.run(150)  # decisions
+    assert engine.depths(-20) == [engine.depths(-1)[0]] * len(engine.depths(-20))
+    assert engine.depths(-1)[0] >= 3
+
+
+def test_it_does_not_rest_before_it_knows_or_while_it_drafts() -> None:
+    controller = GoodputController(K_MAX)
+    assert controller.rest_steps() == 0
+    SmallEngine(controller, [0.9] * 4).run(300)
+    assert controller.rest_steps() == 0
+
+
 # -- leaving off -----------------------------------------------------------------------
 
 
