@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 
 WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",
@@ -104,7 +104,7 @@ class GridOptions:
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
-        """No speculation first, then every static K, then ours."""
+        """No speculation first, twice, then every static K, then ours."""
         static = (
             Contender(
                 static_name(length),
@@ -114,6 +114,7 @@ class GridOptions:
         )
         return (
             Contender(NO_SPECULATION, None),
+            Contender(AGAIN, None),
             *static,
             Contender(PLUS, {"method": METHOD}),
         )

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.grid_options import PLUS
+from vllm_mtp.lab.grid_race import is_static
 from vllm_mtp.lab.provenance import describe_hardware
 
 PARTS = ("verify", "draft", "rest")
@@ -135,7 +135,7 @@ def _plot_split(axes: Axes, cells: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _longest_static(cell: Mapping[str, Any]) -> str:
-    static = [n for n in cell["contenders"] if n not in (NO_SPECULATION, PLUS)]
+    static = filter(is_static, cell["contenders"])
     longest: str = max(static, key=lambda name: int(name.partition("=")[2]))
     return longest
 

@@ -8,7 +8,7 @@ spared the others.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import PLUS
 
@@ -22,7 +22,7 @@ Record = Mapping[str, Any]
 
 def is_static(contender: str) -> bool:
     """Whether a contender is vLLM's `mtp` with a fixed K."""
-    return contender not in (NO_SPECULATION, PLUS)
+    return contender not in (NO_SPECULATION, AGAIN, PLUS)
 
 
 def warm_up_rounds(journal: Journal, cell_name: str) -> dict[str, Record]:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_cells import Cell
 from vllm_mtp.lab.grid_journal import Journal
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
@@ -68,7 +68,7 @@ def _unclear_rivals(journal: Journal, cell: Cell) -> set[str]:
     summary = summarise_cell(journal, cell.name)
     rivals = set()
     if not _is_clear(summary[OVER_NONE.key]["each"], OVER_NONE):
-        rivals.add(NO_SPECULATION)
+        rivals |= {NO_SPECULATION, AGAIN}
     if not _is_clear(summary[OVER_BEST_STATIC.key]["each"], OVER_BEST_STATIC):
         ratios = plus_over_static(journal, cell.name)
         nearly = NEARLY_BEST * min(ratios.values())

@@ -123,6 +123,12 @@ def _overall_table(result: Mapping[str, Any]) -> Table:
     for name, mean in overall["geometric_means"].items():
         is_best = name == overall["best_single_static"]
         table.add_row(f"{name}{' (best static)' if is_best else ''}", f"{mean:.3f}")
+    if (again := overall["again_over_none"]) is not None:
+        lowest, highest = min(again["each"]), max(again["each"])
+        table.caption = (
+            f"two engines without speculation differ: {lowest:.3f} to {highest:.3f} "
+            f"over the cells"
+        )
     return table
 
 

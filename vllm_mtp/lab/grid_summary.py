@@ -18,6 +18,7 @@ Result (JSON)::
          .identical_texts   whether all greedy texts agree; null at T > 0
     overall.geometric_means over_none of every contender over all cells
            .best_single_static, .plus_over_best_single_static
+           .again_over_none    of the cells' medians: what only the machine does
            .lowest_acceptance                         cell and share of K = 1
            .metrics_share                 of a step, median over cells: counting
     targets[]               name, limit, value, is_reached, num_cells_missed, worst_cell
@@ -30,7 +31,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, Journal
 from vllm_mtp.lab.grid_options import PLUS
 from vllm_mtp.lab.grid_race import hopeless_contenders, is_static, warm_up_rounds
@@ -179,6 +180,7 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
         "geometric_means": means,
         "best_single_static": best,
         "plus_over_best_single_static": means[PLUS] / means[best],
+        "again_over_none": _again_over_none(cells),
         "lowest_acceptance": _lowest_acceptance(cells),
         "metrics_share": _metrics_share(cells),
     }
@@ -265,6 +267,14 @@ def _split_ms(warm_up: Record | None) -> dict[str, float] | None:
     }
     step_ms = 1e3 * warm_up["decode_seconds"] / steps
     return {**parts, "rest": step_ms - sum(parts.values())}
+
+
+def _again_over_none(cells: Sequence[Record]) -> dict[str, Any] | None:
+    """How much two engines without speculation differ; None if there was only one."""
+    if AGAIN not in cells[0]["contenders"]:
+        return None
+    medians = [cell["contenders"][AGAIN]["over_none"]["median"] for cell in cells]
+    return Spread.of(medians).as_json()
 
 
 def _metrics_share(cells: Sequence[Record]) -> float | None:

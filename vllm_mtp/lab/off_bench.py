@@ -26,7 +26,7 @@ from rich.table import Table
 
 from vllm_mtp.config import METHOD
 from vllm_mtp.lab.demo import log_folder
-from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
+from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
@@ -35,7 +35,6 @@ from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
-AGAIN = "none again"
 CONTENDERS: dict[str, dict[str, Any] | None] = {
     NO_SPECULATION: None,
     AGAIN: None,

@@ -80,6 +80,12 @@ def test_the_best_single_static_k_is_best_over_the_whole_grid(journal: Journal) 
     assert ratio == pytest.approx(means["mtp_plus"] / means["mtp K=1"])
 
 
+def test_how_much_the_machine_alone_does_is_told(journal: Journal) -> None:
+    again = summarise(journal)["overall"]["again_over_none"]
+    # 4 / 4 and 5 / 4.8 in the one cell, 4 / 4.2 in the other.
+    assert again["each"] == pytest.approx([(1 + 5 / 4.8) / 2, 4 / 4.2])
+
+
 def test_every_target_is_judged_and_says_where_it_was_missed(journal: Journal) -> None:
     static, none, single = summarise(journal)["targets"]
     assert not static["is_reached"]
@@ -107,7 +113,10 @@ def test_a_repeat_without_all_contenders_does_not_count(
     journal.records.pop()  # the last round of the last contender
     code, constrained = plan_cells(options)
     assert next_repeat(journal, code, options) is None
-    assert next_repeat(journal, constrained, options) == (1, ["none", "mtp K=1", PLUS])
+    assert next_repeat(journal, constrained, options) == (
+        1,
+        ["none", "none again", "mtp K=1", PLUS],
+    )
     assert summarise(journal)["cells"][1]["plus_over_none"]["each"] == [1.0]
 
 
@@ -204,16 +213,16 @@ def test_a_cell_is_measured_until_it_is_clear_where_it_lies(
     journal = Journal(tmp_path / "grid.jsonl")
     write_journal(journal, options)
     cell = plan_cells(options)[0]
-    for contender in ("none", "mtp K=1", "mtp_plus", "mtp K=2"):
+    for contender in ("none", "none again", "mtp K=1", "mtp_plus", "mtp K=2"):
         without(journal, cell, contender, {0, 1})
     journal.records = [r for r in journal.records if r.get("contender") != "mtp K=2"]
-    seconds = {"none": 1.0, "mtp K=1": 1.2}
+    seconds = {"none": 1.0, "none again": 1.0, "mtp K=1": 1.2}
     players = []
     while repeat := next_repeat(journal, cell, options):
         play(journal, cell, repeat, seconds | {PLUS: 1.0 / speeds[repeat.number]})
         players.append(repeat.names)
     assert len(players) == num_repeats
-    assert players[:3] == [["none", "mtp K=1", PLUS]] * 3
+    assert players[:3] == [["none", "none again", "mtp K=1", PLUS]] * 3
     assert all("mtp K=1" not in names or speeds[0] > 1 for names in players[3:])
 
 
