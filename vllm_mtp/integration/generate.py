@@ -4,6 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
+
+from vllm_mtp.config import ConfigError
+
+_CPU_KV_CACHE_BYTES = 2 * 2**30
+"""By default vLLM takes 92 % of a machine's memory, or refuses to start where another
+program has some of it."""
 
 
 def generate_token_ids(
@@ -25,8 +32,19 @@ def generate_token_ids(
 
     Returns:
         New tokens of each answer.
+
+    Raises:
+        ConfigError: The engine does not start.
     """
-    llm = LLM(model, dtype=dtype)
+    memory: dict[str, Any] = {}
+    if current_platform.is_cpu():
+        memory["kv_cache_memory_bytes"] = _CPU_KV_CACHE_BYTES
+    try:
+        llm = LLM(model, dtype=dtype, **memory)
+    except (RuntimeError, ValueError):
+        raise ConfigError(
+            f"model: vLLM could not start {model}; its log above says why"
+        ) from None
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     chats = [prompt for prompt in prompts if not isinstance(prompt, str)]
