@@ -84,6 +84,18 @@ def test_a_step_at_rest_takes_the_path_of_a_target_alone() -> None:
     assert 0 < len(proposed) == len(with_prompt) < len(recorder.outcomes) / 4
 
 
+def test_steps_at_rest_need_a_decision_now_and_then_and_all_are_heard_of() -> None:
+    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=SPECULATION) as llm:
+        recorder = play_script(llm, [0] * 20)
+        greedy(llm, heldout_prompts(1, max_tokens=48), 60)
+    decoded = [o for o in recorder.outcomes if not o.num_prefill_tokens]
+    # The prompt's pass brings the first token.
+    assert len(decoded) == 59
+    assert 59 / 9 <= len(recorder.decisions) < 12
+    contexts = [o.num_context_tokens for o in decoded]
+    assert contexts == list(range(contexts[0], contexts[0] + 59))
+
+
 def test_without_the_catch_up_fewer_drafts_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

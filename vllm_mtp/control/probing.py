@@ -39,9 +39,7 @@ _WAITS_STEPS = 96
 two requests of thirty tokens took as long as all else of a probe, and eight that had
 just begun would have said four times as much. Where requests are long it does not, or
 it would only see what is accepted of their first tokens."""
-
-
-UNTIL_THE_NEXT_SEARCH = 32
+_UNTIL_THE_NEXT_SEARCH = 32
 """Steps without a search at most, about."""
 
 
@@ -134,7 +132,7 @@ class Probing:
         if self._steps_left > 0:
             return 0
         if self._next is None:
-            return UNTIL_THE_NEXT_SEARCH
+            return _UNTIL_THE_NEXT_SEARCH
         return self.budget.steps_until_affordable(self._usual_price)
 
     def rested(self, num_steps: int) -> None:

@@ -235,7 +235,8 @@ class ControlledScheduler(Scheduler):
             caught_up.num_tokens,
         )
         self._outcomes.begin(step)
-        if not depth and len(without_draft) == len(next_decoding) == step.num_requests:
+        is_quiet = len(without_draft) == len(next_decoding) == step.num_requests
+        if self._may_rest and not depth and is_quiet:
             self._resting.may_begin(frozenset(without_draft), step)
         else:
             self._resting.end()

@@ -1,5 +1,7 @@
 """The grid benchmark: no speculation, vLLM's `mtp` at every K, and `mtp_plus`.
 
+No speculation is there twice, to tell what only the machine does.
+
 Every contender is an engine in a process of its own, and all stay alive; one works at
 a time. In each cell of the grid (workload x concurrency x temperature x context)
 
