@@ -10,12 +10,13 @@ from vllm_mtp.cli.errors import errors_to_exit_codes
 
 def plan(
     acceptance: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Conditional acceptance of each draft position, comma-separated; the "
-            "last one repeats. One number: the same everywhere."
+            "last one repeats. One number: the same everywhere. Or a file of "
+            "`vllm-mtp eval`. Unset: the probe's, or 0.8."
         ),
-    ] = "0.8",
+    ] = None,
     max_draft_length: Annotated[int, typer.Option(help="Largest K.")] = 8,
     draft_cost: Annotated[
         float | None,
@@ -27,9 +28,15 @@ def plan(
     verify_cost: Annotated[
         float, typer.Option(help="Measured: one more row to verify, in the same unit.")
     ] = 0.0,
-    hardware: Annotated[str, typer.Option(help="h100, h200 or b200.")] = "h100",
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="Measured: what `vllm-mtp doctor --probe --json` printed."),
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="h100, h200, b200 or a JSON file (README).")
+    ] = "h100",
     model: Annotated[
-        str, typer.Option(help="dense-7b, dense-70b or moe-671b.")
+        str, typer.Option(help="dense-7b, dense-70b, moe-671b or a JSON file (README).")
     ] = "dense-7b",
     num_gpus: Annotated[int, typer.Option(help="That share the model.")] = 1,
     fp8: Annotated[bool, typer.Option(help="Weights in 8 bits.")] = False,
@@ -47,17 +54,29 @@ def plan(
 
         from vllm_mtp.lab.grid_options import parse_list, refuse
         from vllm_mtp.lab.plan import PlanOptions
+        from vllm_mtp.lab.plan_inputs import (
+            read_acceptance,
+            read_hardware,
+            read_model,
+            read_probe,
+        )
         from vllm_mtp.lab.plan_report import run_plan
 
         if output is not None and not output.parent.is_dir():
             refuse("output", str(output), "a file in a folder that exists")
+        probed = probe and read_probe(probe)
+        if acceptance is not None:
+            accepts = read_acceptance(acceptance)
+        else:
+            accepts = probed.acceptance if probed else PlanOptions.acceptance
         options = PlanOptions(
-            acceptance=parse_list("acceptance", acceptance, float),
+            acceptance=accepts,
             max_draft_length=max_draft_length,
             draft_cost=draft_cost,
             verify_cost=verify_cost,
-            hardware=hardware,
-            model=model,
+            probe=probed.steps if probed else (),
+            hardware=read_hardware(hardware),
+            model=read_model(model),
             num_gpus=num_gpus,
             is_fp8=fp8,
             batches=parse_list("batch", batch, int),

@@ -6,9 +6,9 @@ Counts are kept for every prompt, so that two files can be paired by prompt.
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.lab.checked_file import read_checked
 
 
 class PromptRecord(BaseModel):
@@ -69,18 +69,4 @@ def read_eval_file(path: Path) -> EvalFile:
     Raises:
         ConfigError: It cannot be read, is no evaluation, or contradicts itself.
     """
-    try:
-        return EvalFile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text"
-        raise ConfigError(f"{path} cannot be read: {reason}") from None
-    except ValidationError as error:
-        what = first_problem(error)
-        raise ConfigError(f"{path} is no evaluation of this version: {what}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """What is wrong in a file, in a few words: the first field and why."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    return read_checked(path, EvalFile, "evaluation")

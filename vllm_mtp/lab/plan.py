@@ -4,15 +4,18 @@ A step with draft length K commits ``L(K) = 1 + S_1 + .. + S_K`` tokens of a req
 (`acceptance`) and takes the time of verifying K + 1 rows of each request and of K draft
 steps. Its speedup is L(K) over that time in steps without speculation.
 
-The time comes from one of two sources:
+The time comes from one of three sources:
 
 - two measured ratios, of one more draft step and of one more row to verify, to a step
   without speculation: then it is ``1 + K (draft + verify)``, for one batch;
+- the doctor's probe, which timed steps of several K: then it is what was seen, on a
+  straight line between them, for the batch of the probe;
 - a machine and a model by their data sheets (`RooflineCost` states its assumptions):
   then it depends on the batch, and there is a batch from which on no K pays.
 
-Assumed in both: all requests accept alike and use the same K, nobody waits for prompts,
-and a draft step costs the same at each position.
+Assumed in all: all requests accept alike and use the same K, positions after the last
+given one accept like it, nobody waits for prompts; but for the probe a draft step costs
+the same at each position.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,18 +32,8 @@ from vllm_mtp.acceptance import (
 )
 from vllm_mtp.config import MAX_DRAFT_LENGTH
 from vllm_mtp.lab.grid_options import refuse
-from vllm_mtp.lab.synthetic_cost import (
-    B200,
-    DENSE_7B,
-    DENSE_70B,
-    H100,
-    H200,
-    MOE_671B,
-    RooflineCost,
-)
+from vllm_mtp.lab.synthetic_cost import DENSE_7B, H100, Hardware, Model, RooflineCost
 
-HARDWARE = {"h100": H100, "h200": H200, "b200": B200}
-MODELS = {"dense-7b": DENSE_7B, "dense-70b": DENSE_70B, "moe-671b": MOE_671B}
 MAX_BATCH = 1024
 
 
@@ -68,6 +61,17 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ProbedStep:
+    """Of one draft length that was timed, in steps without speculation."""
+
+    draft_length: int
+    verifying: float
+    """Of the target alone."""
+    whole: float
+    """With its draft steps."""
+
+
+@dataclass(frozen=True)
 class PlanOptions:
     """What the user chose.
 
@@ -76,11 +80,12 @@ class PlanOptions:
         max_draft_length: Largest K of the table.
         draft_cost: One draft step, in steps without speculation; None for a machine.
         verify_cost: One more row to verify, in the same unit.
-        hardware: Of `HARDWARE`.
-        model: Of `MODELS`.
+        probe: What the doctor timed, from K = 0 on; empty for a machine.
+        hardware: One accelerator.
+        model: What it runs.
         num_gpus: That share the model.
         is_fp8: Weights in 8 bits.
-        batches: Requests at a time; of measured ratios only the first is meant.
+        batches: Requests at a time; of measured times only the first is meant.
         context_tokens: Of every request.
     """
 
@@ -88,8 +93,9 @@ class PlanOptions:
     max_draft_length: int = 8
     draft_cost: float | None = None
     verify_cost: float = 0.0
-    hardware: str = "h100"
-    model: str = "dense-7b"
+    probe: tuple[ProbedStep, ...] = ()
+    hardware: Hardware = H100
+    model: Model = DENSE_7B
     num_gpus: int = 1
     is_fp8: bool = False
     batches: tuple[int, ...] = (1, 4, 16, 64, 256)
@@ -117,18 +123,27 @@ class PlanOptions:
                 refuse(name.replace("_", "-"), value, allowed)
         if self.draft_cost is not None and not 0 <= self.draft_cost <= 10:
             refuse("draft-cost", self.draft_cost, "a number from 0 to 10")
-        if self.hardware not in HARDWARE:
-            refuse("hardware", self.hardware, f"one of {', '.join(HARDWARE)}")
-        if self.model not in MODELS:
-            refuse("model", self.model, f"one of {', '.join(MODELS)}")
+        self._check_sources()
         for batch in self.batches:
             if not 1 <= batch <= MAX_BATCH:
                 refuse("batch", batch, f"numbers from 1 to {MAX_BATCH}")
 
+    def _check_sources(self) -> None:
+        if self.verify_cost and self.draft_cost is None:
+            refuse("verify-cost", self.verify_cost, "unset where draft-cost is unset")
+        if not self.probe:
+            return
+        if self.draft_cost is not None:
+            refuse("draft-cost", self.draft_cost, "unset beside a probe")
+        longest = self.probe[-1].draft_length
+        if self.max_draft_length > longest:
+            allowed = f"at most {longest}, the longest that was probed"
+            refuse("max-draft-length", self.max_draft_length, allowed)
+
     @property
     def is_measured(self) -> bool:
-        """Whether times come from measured ratios."""
-        return self.draft_cost is not None
+        """Whether times were measured, at one batch."""
+        return self.draft_cost is not None or bool(self.probe)
 
     @property
     def survival(self) -> list[float]:
@@ -142,9 +157,9 @@ class PlanOptions:
         """From the source that the user chose."""
         if self.draft_cost is not None:
             return measured_times(self.draft_cost, self.verify_cost)
-        cost = RooflineCost(
-            HARDWARE[self.hardware], MODELS[self.model], self.num_gpus, self.is_fp8
-        )
+        if self.probe:
+            return probed_times(self.probe)
+        cost = RooflineCost(self.hardware, self.model, self.num_gpus, self.is_fp8)
         return roofline_times(cost, self.context_tokens)
 
 
@@ -208,6 +223,19 @@ def measured_times(draft_cost: float, verify_cost: float) -> StepTimes:
         return StepTime(
             relative_step_time(draft_length, 0.0, verify_cost),
             relative_step_time(draft_length, draft_cost, verify_cost),
+        )
+
+    return times
+
+
+def probed_times(probe: Sequence[ProbedStep]) -> StepTimes:
+    """From steps that the doctor timed."""
+    lengths = [step.draft_length for step in probe]
+
+    def times(batch: int, draft_length: int) -> StepTime:
+        return StepTime(
+            float(np.interp(draft_length, lengths, [s.verifying for s in probe])),
+            float(np.interp(draft_length, lengths, [s.whole for s in probe])),
         )
 
     return times

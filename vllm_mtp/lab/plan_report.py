@@ -15,16 +15,30 @@ from vllm_mtp.lab.provenance import collect_provenance, replacing, write_json
 
 DPI = 130
 
+_OF_ALL = (
+    "; all requests accept alike and use the same K; positions after the last given "
+    "one accept like it."
+)
 MEASURED = (
-    "Assumed: a step takes 1 + K (draft cost + verify cost) steps without speculation; "
-    "all requests accept alike and use the same K."
+    "Assumed: a step takes 1 + K (draft cost + verify cost) steps without speculation"
+    + _OF_ALL
+)
+PROBED = (
+    "Assumed: a step takes as long as in the doctor's probe, at its batch, and between "
+    "two probed K a straight line" + _OF_ALL
 )
 ROOFLINE = (
     "Assumed: a pass takes the longer of reading weights and multiplying, plus reading "
     "the KV cache, plus launches, at 70 % of the bandwidth and 60 % of the FLOP/s of "
-    "the data sheet; experts are chosen evenly; all requests accept alike and use the "
-    "same K."
+    "the data sheet; experts are chosen evenly" + _OF_ALL
 )
+
+
+def assumptions(options: PlanOptions) -> str:
+    """Of the source of step times."""
+    if options.probe:
+        return PROBED
+    return MEASURED if options.is_measured else ROOFLINE
 
 
 def run_plan(
@@ -49,7 +63,7 @@ def as_json(plan: Plan, options: PlanOptions) -> dict[str, Any]:
         "rows": [row._asdict() for row in plan.rows],
         "best": {str(batch): row._asdict() for batch, row in plan.best.items()},
         "stops_paying_at": plan.stops_paying_at,
-        "assumptions": MEASURED if options.is_measured else ROOFLINE,
+        "assumptions": assumptions(options),
         "options": asdict(options),
         "provenance": collect_provenance(sys.argv),
     }
@@ -65,14 +79,14 @@ def print_plan(plan: Plan, options: PlanOptions, console: Console) -> None:
         console.print(where + _verdict(best), highlight=False)
     if not options.is_measured:
         console.print(_until(plan.stops_paying_at), highlight=False)
-    console.print(MEASURED if options.is_measured else ROOFLINE, highlight=False)
+    console.print(assumptions(options), highlight=False)
 
 
 def _table(rows: Sequence[Row], best: Row, options: PlanOptions) -> Table:
     title = (
-        "Measured ratios"
+        "Measured times"
         if options.is_measured
-        else f"{options.num_gpus} x {options.hardware}, {options.model}, "
+        else f"{options.num_gpus} x {options.hardware.name}, {options.model.name}, "
         f"batch {rows[0].batch}, context {options.context_tokens}"
     )
     table = Table(title=title)
@@ -109,7 +123,7 @@ def draw_plan(plan: Plan, options: PlanOptions) -> Figure:
     axes = figure.subplots()
     for batch in plan.best:
         rows = [row for row in plan.rows if row.batch == batch]
-        label = "measured ratios" if options.is_measured else f"batch {batch}"
+        label = "measured times" if options.is_measured else f"batch {batch}"
         axes.plot(
             [row.draft_length for row in rows],
             [row.speedup for row in rows],

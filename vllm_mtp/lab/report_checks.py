@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from vllm_mtp.lab.compare import CompareOptions, Comparison, Figure
 from vllm_mtp.lab.compare_report import print_comparison, verdict
 from vllm_mtp.lab.demo_client import SpecCounters
@@ -47,9 +49,7 @@ def render_compare(result: Result) -> Body:
 
 def render_plan(result: Result) -> Body:
     """The arithmetic of speculation: speedup over draft length and batch."""
-    given = result["options"]
-    listed = {key: tuple(given[key]) for key in ("acceptance", "batches")}
-    options = PlanOptions(**(given | listed))
+    options = TypeAdapter(PlanOptions).validate_python(result["options"])
     rows = [Row(**row) for row in result["rows"]]
     best = {int(batch): Row(**row) for batch, row in result["best"].items()}
     plan = Plan(rows, best, result["stops_paying_at"])
@@ -73,9 +73,9 @@ def _plan_summary(plan: Plan, options: PlanOptions) -> str:
         gain = f"best K {row.draft_length}, {row.speedup:.2f}x"
         parts.append((gain if row.draft_length else "no draft length pays") + where)
     on = (
-        "By measured ratios"
+        "By measured times"
         if options.is_measured
-        else f"On {options.num_gpus} x {options.hardware}, {options.model}"
+        else f"On {options.num_gpus} x {options.hardware.name}, {options.model.name}"
     )
     until = ""
     if plan.stops_paying_at is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.eval_file import first_problem
+from vllm_mtp.lab.checked_file import first_problem
 
 EVAL = "eval"
 KEYS: dict[str, frozenset[str]] = {

@@ -29,19 +29,24 @@ assumes, and a real engine deviates from it accordingly:
   its rows out and back once (`all_to_all_s`), latency plus bytes over a link that is
   equally fast between all accelerators (it is about nine times slower between hosts,
   if they are not in one NVLink domain);
-- FP8 halves the bytes of all weights and of what is sent, and doubles FLOP/s; KV stays
-  as it is (`kv_bytes_per_token`, 16 bits).
+- FP8 brings all weights to one byte, halves what is sent and doubles FLOP/s; KV stays
+  as it is (`kv_bytes_per_token`, 16 bits in the models below). A model described with
+  fewer bytes a weight is read faster, its arithmetic stays that of bfloat16.
 
 Batches to 1,024 requests, 9,216 rows, are within these formulas; how memory for their
 KV is found is not asked.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from vllm_mtp.lab.trace_world import Points
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""Of what users describe in files of their own."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,17 @@ class TableCost:
         return self.draft_step_s / 2 + num_tokens * self.catch_up_row_s
 
 
-class Hardware(NamedTuple):
+@dataclass(frozen=True)
+class Hardware:
     """One accelerator, data-sheet figures."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     name: str
-    bytes_per_s: float
-    flops_per_s: float
+    bytes_per_s: PositiveFloat
+    flops_per_s: PositiveFloat
     """Dense bfloat16."""
-    link_bytes_per_s: float
+    link_bytes_per_s: PositiveFloat
     """To the other accelerators, one direction."""
 
 
@@ -93,30 +101,55 @@ BANDWIDTH_SHARE = 0.7
 FLOPS_SHARE = 0.6
 
 
-class Experts(NamedTuple):
+@dataclass(frozen=True)
+class Experts:
     """The routed part of a mixture of experts."""
 
-    num_experts: int
-    top_k: int
-    num_layers: int
-    weights_per_expert: float
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    num_experts: PositiveInt
+    top_k: PositiveInt
+    num_layers: PositiveInt
+    weights_per_expert: PositiveFloat
     """Parameters of one expert in one layer."""
-    hidden_size: int
+    hidden_size: PositiveInt
+
+    def __post_init__(self) -> None:
+        """Check what no field shows by itself.
+
+        Raises:
+            ValueError: A row would use more experts than there are.
+        """
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k: {self.top_k}; at most num_experts")
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True)
+class Model:
     """What a pass reads and multiplies."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
     name: str
-    dense_weights: float
+    dense_weights: PositiveFloat
     """Parameters that every row uses: all of a dense model."""
-    kv_bytes_per_token: float
-    num_layers: int
-    draft_weights: float
+    kv_bytes_per_token: NonNegativeFloat
+    num_layers: PositiveInt
+    draft_weights: PositiveFloat
     """Dense parameters of one draft step: MTP layer and head."""
-    head_weights: float
+    head_weights: NonNegativeFloat
     """Parameters of the head alone, which a catch-up pass does without."""
     experts: Experts | None = None
+    bytes_per_weight: PositiveFloat = 2.0
+
+    def __post_init__(self) -> None:
+        """Check what no field shows by itself.
+
+        Raises:
+            ValueError: The head would be larger than what it is a part of.
+        """
+        if self.head_weights > self.draft_weights:
+            raise ValueError("head_weights: at most draft_weights, which include them")
 
 
 DENSE_7B = Model("dense 7B", 7.6e9, 147e3, 36, 0.85e9, 0.63e9)
@@ -171,7 +204,7 @@ class RooflineCost:
 
     def _draft_pass_s(self, num_rows: int, dense_weights: float) -> float:
         model, rows = self.model, np.asarray(float(num_rows))
-        one_layer = model.experts and model.experts._replace(num_layers=1)
+        one_layer = model.experts and replace(model.experts, num_layers=1)
         weights, used = self._expert_weights(rows, one_layer)
         reading = (dense_weights + weights) * self._bytes_per_weight
         flops = 2 * (dense_weights + used) * rows
@@ -217,8 +250,8 @@ class RooflineCost:
         return self.hardware.flops_per_s * FLOPS_SHARE * self.num_gpus * precision
 
     @property
-    def _bytes_per_weight(self) -> int:
-        return 1 if self.is_fp8 else 2
+    def _bytes_per_weight(self) -> float:
+        return 1 if self.is_fp8 else self.model.bytes_per_weight
 
     def in_fp8(self) -> "RooflineCost":
         """The same machine and model with weights in FP8."""

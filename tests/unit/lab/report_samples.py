@@ -22,6 +22,7 @@ from vllm_mtp.lab.grid_summary import summarise as summarise_grid
 from vllm_mtp.lab.plan import PlanOptions, make_plan
 from vllm_mtp.lab.plan_report import as_json
 from vllm_mtp.lab.provenance import collect_provenance
+from vllm_mtp.lab.synthetic_cost import H200, MOE_671B
 from vllm_mtp.lab.verify import ITSELF
 from vllm_mtp.lab.verify import summarise as summarise_verify
 from vllm_mtp.lab.verify_options import HOSTILE, SAMPLED_SETTINGS, VerifyOptions
@@ -97,7 +98,7 @@ def _compare() -> Mapping[str, Any]:
 
 def _plan() -> Mapping[str, Any]:
     options = PlanOptions(
-        acceptance=(0.85, 0.8, 0.7), model="moe-671b", hardware="h200", num_gpus=8
+        acceptance=(0.85, 0.8, 0.7), model=MOE_671B, hardware=H200, num_gpus=8
     )
     return as_json(make_plan(options), options)
 

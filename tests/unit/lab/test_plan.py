@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from vllm_mtp.cli.main import app
 from vllm_mtp.lab.plan import PlanOptions, best_of, make_plan, rows_of, stops_paying_at
+from vllm_mtp.lab.synthetic_cost import DENSE_70B
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_speculation_stops_paying_at_a_batch_that_rises_with_acceptance() -> Non
     limits = []
     for acceptance in (0.3, 0.5, 0.7):
         options = PlanOptions(
-            acceptance=(acceptance,), model="dense-70b", num_gpus=4, context_tokens=0
+            acceptance=(acceptance,), model=DENSE_70B, num_gpus=4, context_tokens=0
         )
         limit = stops_paying_at(options)
         assert limit is not None
@@ -85,6 +86,7 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
         (["--max-draft-length", "17"], "max-draft-length: 17 is not allowed"),
         (["--draft-cost", "-1"], "draft-cost: -1.0 is not allowed"),
         (["--verify-cost", "nan"], "verify-cost: nan is not allowed"),
+        (["--verify-cost", "0.1"], "must be unset where draft-cost is unset"),
         (["--hardware", "tpu"], "hardware: 'tpu' is not allowed; must be one of h100"),
         (["--model", "gpt"], "model: 'gpt' is not allowed; must be one of dense-7b"),
         (["--num-gpus", "0"], "num-gpus: 0 is not allowed"),

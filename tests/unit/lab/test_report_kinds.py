@@ -26,7 +26,7 @@ TAGS = {
 SAYS = {
     "eval": ["Acceptance of mimo-python", "with K = 3 a step brings", "position"],
     "compare": ["mimo-python: Worse: acceptance length, position 1.", "a.json"],
-    "plan": ["On 8 x h200, moe-671b: best K", "Assumed: a pass takes"],
+    "plan": ["On 8 x H200, MoE 671B: best K", "Assumed: a pass takes"],
     "doctor": ["Nothing stands in the way", "2.10 times as fast", "drafting ms"],
     "verify": ["Exact: the output is the target's", "chi-square", "804 of 1209"],
     "demo": ["of the speed without speculation 1.55", "1 of 72 continuations differ"],

@@ -71,7 +71,7 @@ def test_context_is_read_once_whatever_the_rows() -> None:
 )
 def test_rows_are_padded_to_the_next_cuda_graph(rows: int, padded: int) -> None:
     # Few FLOP/s, so that every row shows.
-    slow = RooflineCost(H100._replace(flops_per_s=1e12), DENSE_7B)
+    slow = RooflineCost(replace(H100, flops_per_s=1e12), DENSE_7B)
     unpadded_s = 2 * DENSE_7B.dense_weights * padded / (0.6 * 1e12)
     assert verify(slow, rows)[0] == pytest.approx(unpadded_s + slow.launch_s)
 
