@@ -7,8 +7,6 @@ alone: a cell just above its limit is measured as often as one just below, and n
 is left out of the result.
 """
 
-import math
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,16 +16,14 @@ from vllm_mtp.lab.grid_journal import Journal
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
 from vllm_mtp.lab.grid_summary import plus_over_static, summarise_cell, whole_repeats
-from vllm_mtp.lab.grid_targets import OVER_BEST_STATIC, OVER_NONE, CellTarget
+from vllm_mtp.lab.grid_targets import (
+    CLEAR,
+    OVER_BEST_STATIC,
+    OVER_NONE,
+    CellTarget,
+    errors_above,
+)
 
-CLEAR = 1.5
-"""Standard errors between a median and its limit."""
-USUAL_DEVIATION = 0.02
-"""Of the log of a ratio; counts as much as two more repeats, because the deviation of
-three alone is hardly known."""
-USUAL_WEIGHT = 2
-MEDIAN_ERROR = 1.25
-"""Standard error of a median, of that of a mean."""
 NEARLY_BEST = 1.04
 """A static K that is so close to the best one of the cell may yet turn out the best."""
 
@@ -77,11 +73,4 @@ def _unclear_rivals(journal: Journal, cell: Cell) -> set[str]:
 
 
 def _is_clear(ratios: Sequence[float], target: CellTarget) -> bool:
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, number = statistics.fmean(logs), len(logs)
-    squares = sum((each - mean) ** 2 for each in logs)
-    squares += USUAL_WEIGHT * USUAL_DEVIATION**2
-    deviation = math.sqrt(squares / (number - 1 + USUAL_WEIGHT))
-    error = MEDIAN_ERROR * deviation / math.sqrt(number)
-    distance = statistics.median(logs) - math.log(target.limit)
-    return abs(distance) > CLEAR * error
+    return abs(errors_above(ratios, target.limit)) > CLEAR

@@ -143,7 +143,8 @@ def _target_table(result: Mapping[str, Any]) -> Table:
         where = ""
         if target["num_cells_missed"]:
             where = (
-                f" in {target['num_cells_missed']} of {len(result['cells'])} cells, "
+                f" in {target['num_cells_missed']} of {len(result['cells'])} cells, in "
+                f"{target['num_cells_clearly_missed']} by more than chance; "
                 f"worst: {target['worst_cell']}"
             )
         table.add_row(

@@ -7,7 +7,9 @@ Result (JSON)::
     cells[]                 name, workload, concurrency, temperature, context,
                             request_tokens, num_requests, prompt_tokens
          .contenders.<name> tokens_per_s, whole_tokens_per_s   spreads over the repeats
-                            over_none, whole_over_none         paired ratios
+                            over_none, whole_over_none         paired ratios to the
+                            geometric mean of both engines without speculation, but
+                            for one of these: to the first
                             acceptance_length, acceptance_per_position,
                             mean_draft_length, num_preempted
                             split_ms                  verify, draft, rest of a step
@@ -21,7 +23,8 @@ Result (JSON)::
            .again_over_none    of the cells' medians: what only the machine does
            .lowest_acceptance                         cell and share of K = 1
            .metrics_share                 of a step, median over cells: counting
-    targets[]               name, limit, value, is_reached, num_cells_missed, worst_cell
+    targets[]               name, limit, value, is_reached, num_cells_missed,
+                            num_cells_clearly_missed, worst_cell
     provenance              as of the beginning
 
 Spreads are ``{median, quartiles, each}``.
@@ -131,7 +134,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         "contenders": contenders,
         "best_static": best,
         "plus_over_best_static": _ratio(repeats, PLUS, best, FULL),
-        "plus_over_none": _ratio(repeats, PLUS, NO_SPECULATION, FULL),
+        "plus_over_none": _ratio_to_none(repeats, PLUS, FULL),
         "identical_texts": None
         if calibration["axes"]["temperature"]
         else _texts_agree(repeats),
@@ -144,8 +147,8 @@ def _summarise_contender(
     return {
         "tokens_per_s": _speeds(repeats, name, FULL).as_json(),
         "whole_tokens_per_s": _speeds(repeats, name, WHOLE).as_json(),
-        "over_none": _ratio(repeats, name, NO_SPECULATION, FULL),
-        "whole_over_none": _ratio(repeats, name, NO_SPECULATION, WHOLE),
+        "over_none": _ratio_to_none(repeats, name, FULL),
+        "whole_over_none": _ratio_to_none(repeats, name, WHOLE),
         **_acceptance(_rounds_of(repeats, name)),
         "split_ms": _split_ms(warm_up),
         "draft_columns": _rounds_of(repeats, name)[-1].get("draft_columns"),
@@ -230,6 +233,22 @@ def _ratio(
     both = [repeat for repeat in repeats if over in repeat and under in repeat]
     speeds = (_speeds(both, name, clock) for name in (over, under))
     return Spread.of_ratio(*speeds).as_json()
+
+
+def _ratio_to_none(
+    repeats: Sequence[Mapping[str, Record]], name: str, clock: Clock
+) -> dict[str, Any]:
+    """Two engines without speculation are a steadier measure than one of them."""
+    if name in (NO_SPECULATION, AGAIN):
+        return _ratio(repeats, name, NO_SPECULATION, clock)
+    both = [each for each in repeats if name in each and NO_SPECULATION in each]
+    measures = [
+        each
+        for each in (NO_SPECULATION, AGAIN)
+        if all(each in rounds for rounds in both)
+    ]
+    mean = Spread.of_geometric_mean(*(_speeds(both, m, clock) for m in measures))
+    return Spread.of_ratio(_speeds(both, name, clock), mean).as_json()
 
 
 def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ Result (JSON)::
     identical_texts, options, provenance
 """
 
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -176,12 +175,11 @@ def print_off(result: Mapping[str, Any], console: Console) -> None:
 
 def _summarise_cell(rounds: Sequence[Round]) -> dict[str, Any]:
     speeds = {name: [_speed(each[name]) for each in rounds] for name in CONTENDERS}
-    pairs = zip(speeds[NO_SPECULATION], speeds[AGAIN], strict=True)
-    means = Spread.of([math.sqrt(first * second) for first, second in pairs])
-    again = Spread.of_ratio(Spread.of(speeds[AGAIN]), Spread.of(speeds[NO_SPECULATION]))
+    none, again = Spread.of(speeds[NO_SPECULATION]), Spread.of(speeds[AGAIN])
+    mean = Spread.of_geometric_mean(none, again)
     return {
-        "over_none": Spread.of_ratio(Spread.of(speeds[METHOD]), means).as_json(),
-        "none_again": again.as_json(),
+        "over_none": Spread.of_ratio(Spread.of(speeds[METHOD]), mean).as_json(),
+        "none_again": Spread.of_ratio(again, none).as_json(),
         "step_ms": {
             name: Spread.of([_step_ms(each[name]) for each in rounds]).median
             for name in CONTENDERS

@@ -30,7 +30,9 @@ PROBED = (
 ROOFLINE = (
     "Assumed: a pass takes the longer of reading weights and multiplying, plus reading "
     "the KV cache, plus launches, at 70 % of the bandwidth and 60 % of the FLOP/s of "
-    "the data sheet; experts are chosen evenly" + _OF_ALL
+    "the data sheet, all divided evenly among the GPUs; the target's rows are padded "
+    "to the next CUDA graph (1, 2, 4, multiples of 8); experts are chosen evenly, and "
+    "rows sent to them over a link that is equally fast between all GPUs" + _OF_ALL
 )
 
 

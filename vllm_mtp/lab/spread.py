@@ -30,6 +30,12 @@ class Spread(NamedTuple):
         """Quotient of two figures, paired within each repeat."""
         return cls.of([a / b for a, b in zip(over.each, under.each, strict=True)])
 
+    @classmethod
+    def of_geometric_mean(cls, *figures: "Spread") -> "Spread":
+        """Of several that are the same but for chance, paired within each repeat."""
+        repeats = zip(*(figure.each for figure in figures), strict=True)
+        return cls.of([statistics.geometric_mean(each) for each in repeats])
+
     def as_json(self) -> dict[str, Any]:
         """For the result file."""
         return {
