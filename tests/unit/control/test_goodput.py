@@ -498,7 +498,7 @@ def test_whatever_it_hears_its_decisions_are_valid(
             controller.observe(outcome)
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e-309, 1.3e308])
 def test_steps_without_a_time_do_not_stop_it_from_learning(seconds: float) -> None:
     engine = SmallEngine(GoodputController(4), [0.02] * 2, lambda t, d: seconds)
     engine.run(100)
