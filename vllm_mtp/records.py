@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     import torch
 
 
-MIN_CATCH_UP_TOKENS = 32
-CATCH_UP_TOKENS_PER_REQUEST = 4
-"""When drafting resumes a step catches up on so many tokens, and on a single request in
-any case. They pass one layer where the step's own rows pass all."""
-
-
 class DecodeRequest(NamedTuple):
     """A request that will decode in the next step, as a controller sees it."""
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mtp.integration import pause, scheduled_steps
+from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.integration import scheduled_steps
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
     ScheduledStep,
@@ -137,7 +138,7 @@ def test_every_backlog_ends_and_no_step_catches_up_on_much(
 ) -> None:
     limit = max(128, 4 * len(waiting))
     for _ in range(2 * len(waiting)):
-        chosen = pause.caught_up_now(waiting)
+        chosen = caught_up_now(waiting)
         assert chosen
         assert {i for i, count in waiting.items() if not count} <= set(chosen)
         caught_up = sum(waiting[i] for i in chosen)

@@ -18,6 +18,7 @@ tokens after texts with many.
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from vllm_mtp.acceptance import MAX_CONFIDENCE
@@ -32,6 +33,10 @@ _MAX_SLOPE = 4.0
 _BIAS_HALF_LIFE = 256.0
 _BIAS_FORGET = math.log(2) / _BIAS_HALF_LIFE
 _MAX_BIAS = 2.0
+_NUM_RECENT = 64
+_NUM_QUANTILES = 4
+_FEWEST_RECENT = 16
+"""Drafts that tell how confidences of first tokens are spread."""
 
 
 def sane(confidences: tuple[float, ...], num_drafted: int) -> tuple[float, ...]:
@@ -56,6 +61,8 @@ class ConfidenceModel:
         self.first_bias = 0.0
         """Then added to the damped log-odds of the first position."""
         self._bias_precision = _PRIOR_PRECISION
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        """Of first tokens."""
 
     def offsets(self, confidences: Sequence[float]) -> list[float]:
         """What confidences add to the log-odds of their positions."""
@@ -64,8 +71,24 @@ class ConfidenceModel:
             for c, centre in zip(confidences, self.centres, strict=False)
         ]
 
+    def usual_offsets(self) -> list[float]:
+        """What the confidence of a first token may add, equally likely values.
+
+        Quantiles of those seen lately, rising: between easy and hard texts confidences
+        are far from normal. Empty while too few were seen.
+        """
+        if len(self._recent) < _FEWEST_RECENT:
+            return []
+        known = sorted(self._recent)
+        step = len(known) / _NUM_QUANTILES
+        return [
+            self.offsets(known[int((i + 0.5) * step) :][:1])[0]
+            for i in range(_NUM_QUANTILES)
+        ]
+
     def note(self, confidences: Sequence[float]) -> None:
         """Learn what is usual from one request's drafted tokens, verified or not."""
+        self._recent.extend(confidences[:1])
         for position, confidence in enumerate(confidences[: len(self.centres)]):
             count = min(self._counts[position] + 1.0, 1.0 / _FORGET)
             self._counts[position] = count

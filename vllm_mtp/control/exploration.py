@@ -18,6 +18,9 @@ class ExplorationOptions(NamedTuple):
     """Of the time that probes may cost in the long run."""
     comparing_fraction: float = 0.004
     """The same while nothing is verified, if drafts can be compared: cheaper probes."""
+    far_share: float = 0.5
+    """Of both while nothing is nearly good enough, even with luck: what can be found
+    out is worth less."""
     grant_steps: float = 4.0
     """Budget at the start, in step times."""
     grant_lasts_steps: int = 200
@@ -47,7 +50,7 @@ class ExplorationBudget:
     def __init__(self, options: ExplorationOptions) -> None:
         self.options = options
         self.saved_steps = options.grant_steps
-        self._steps_since_probe = 0
+        self.steps_since_probe = 0
         self._pause_steps = options.pause_steps
         self._urgent_steps_left = 0
         self._grant_steps_left = options.grant_lasts_steps
@@ -81,18 +84,18 @@ class ExplorationBudget:
         left = self._urgent_steps_left - self.options.urgent_steps // 4
         self._urgent_steps_left = max(left, 0)
 
-    def earn(self, is_comparing: bool = False) -> None:
+    def earn(self, is_comparing: bool = False, is_far: bool = False) -> None:
         """A step has passed.
 
         Args:
             is_comparing: Probes compare drafts and verify none.
+            is_far: What they look for is far from paying.
         """
         options = self.options
         if self.saved_steps < options.max_saved_steps:
-            self.saved_steps += (
-                options.comparing_fraction if is_comparing else options.fraction
-            )
-        self._steps_since_probe += 1
+            earned = options.comparing_fraction if is_comparing else options.fraction
+            self.saved_steps += (options.far_share if is_far else 1.0) * earned
+        self.steps_since_probe += 1
         self._grant_steps_left = max(self._grant_steps_left - 1, 0)
         self._urgent_steps_left = max(self._urgent_steps_left - 1, 0)
 
@@ -103,7 +106,7 @@ class ExplorationBudget:
             price_steps: In step times of the best plan, >= 0.
         """
         is_free = self.is_granted or self.is_urgent
-        if not is_free and self._steps_since_probe < self._pause_steps:
+        if not is_free and self.steps_since_probe < self._pause_steps:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
         # What can never be saved is granted once all that can be is, and paid back
@@ -121,7 +124,7 @@ class ExplorationBudget:
         if self.is_granted or self.is_urgent:
             return 0
         options = self.options
-        pause = self._pause_steps - self._steps_since_probe
+        pause = self._pause_steps - self.steps_since_probe
         missing = min(price_steps, options.max_saved_steps) - self.saved_steps
         most = max(options.fraction, options.comparing_fraction)
         return max(pause, math.floor(missing / most), 0)
@@ -132,5 +135,5 @@ class ExplorationBudget:
             self._grant_steps_left = 0
             return False
         self.saved_steps -= price_steps
-        self._steps_since_probe = 0
+        self.steps_since_probe = 0
         return True

@@ -26,8 +26,15 @@ from typing import NamedTuple, TypeVar
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
-from vllm_mtp.control.preference import Reluctance, feasible, preferred, usual_depth
+from vllm_mtp.control.preference import (
+    Habit,
+    best_of_each_depth,
+    feasible,
+    preferred,
+    usual_depth,
+)
 from vllm_mtp.control.probing import Probing, Situation
+from vllm_mtp.control.selective import selective_plan
 from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.stopping import StepMargins, Stopping, prices
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
@@ -44,6 +51,13 @@ _Key = TypeVar("_Key")
 _MAX_STOPPING = 64
 """Requests up to which drafts are left to the worker. In a larger batch they all need
 other depths, so little is gained, and the rule is worked out request by request."""
+
+_NUM_RULED_DEPTHS = 2
+"""Depths, the best, of which it is worked out what leaving the choice to confidence is
+worth."""
+
+_MAX_SPLIT = 16
+"""Requests up to which that is done; more of them differ enough among themselves."""
 
 _QUIET_STEPS = 8
 """Steps without drafts are learned so many at a time: after a pass of the target the
@@ -129,14 +143,13 @@ class GoodputController:
         self.plan: Plan | None = None
         """The best one known; probes aside, what is decided."""
         self.num_switches = 0
-        """How often the plan's depth has changed."""
-        self._reluctance = Reluctance()
+        """How often the plan's depth has changed for batches of the same size."""
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
         self._can_be_off = 0 in self._depths
         self._lengths = _Lengths(_OFF, self.survival)
         self._times: ExpectedTimes | None = None
         self._stopping: Stopping | None = None
-        """Under the plan; None until asked for."""
+        """Under the plan, or a trial's; None until asked for."""
         self._margins = StepMargins()
         self._uniform_depth = 1
         """How deep rules draft in the mean."""
@@ -151,8 +164,8 @@ class GoodputController:
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._planned_bucket = 0
-        self._buckets: set[int] = set()
-        """Sizes of batches that were planned for."""
+        self._habits: dict[int, Habit] = {}
+        """By the sizes of batches that were planned for."""
         self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
 
@@ -183,9 +196,9 @@ class GoodputController:
             return DraftDecision(0, dict.fromkeys(ids, 0), "off")
         lengths, reason, drafted_for = self._choose()
         depth = lengths.plan.depth
-        may_stop = self.options.stops_early and len(ids) <= _MAX_STOPPING
-        if may_stop and depth and reason == "exploit" and not any(pins):
-            return self._until_it_does_not_pay(requests)
+        goes_on = reason == "exploit" or (self._is_off and drafted_for is None)
+        if depth and goes_on and self._may_stop(len(ids)) and not any(pins):
+            return self._until_it_does_not_pay(requests, lengths.plan, reason)
         if lengths.plan.is_uniform:
             chosen = dict.fromkeys(ids, depth)
         else:
@@ -210,18 +223,21 @@ class GoodputController:
             self._earn()
             self.observe(outcome)
 
+    def _may_stop(self, num_requests: int) -> bool:
+        """Whether the worker may end drafts of a batch."""
+        return self.options.stops_early and num_requests <= _MAX_STOPPING
+
     def _until_it_does_not_pay(
-        self, requests: Sequence[DecodeRequest]
+        self, requests: Sequence[DecodeRequest], plan: Plan, reason: str
     ) -> DraftDecision:
         """Leave the draft lengths to the worker, which sees the drafts."""
-        assert self.plan is not None
         assert self._times is not None
         is_bounded = self.options.max_token_latency_s is not None
-        depth = self.plan.depth if is_bounded else self._depths[-1]
-        if self._stopping is None:
+        depth = plan.depth if is_bounded else self._depths[-1]
+        if self._stopping is None or self._stopping.plan is not plan:
             margin = self._margins.of(self._planned_bucket)
-            known = prices(self.plan, self._times, len(requests), depth, margin)
-            self._stopping = Stopping(self.survival, known)
+            known = prices(plan, self._times, len(requests), depth, margin)
+            self._stopping = Stopping(self.survival, plan, known)
         chosen = {request.request_id: depth for request in requests}
         free = [request for request in requests if request.pinned_draft_length is None]
         if len(free) < len(requests):
@@ -230,7 +246,7 @@ class GoodputController:
         ids = [request.request_id for request in free]
         rule = self._stopping.rule(ids, self._classes(free, ids)) if free else None
         self._is_ruled = rule is not None and not is_bounded
-        return DraftDecision(depth if free else 0, chosen, "exploit", rule)
+        return DraftDecision(depth if free else 0, chosen, reason, rule)
 
     def _classes(
         self, requests: Sequence[DecodeRequest], ids: Sequence[str]
@@ -282,12 +298,17 @@ class GoodputController:
         return self._trying, "probe", chosen
 
     def _earn(self) -> None:
-        self.budget.earn(self._is_off and self.probing.can_compare)
+        is_comparing = self._is_off and self.probing.can_compare
+        self.budget.earn(is_comparing, is_far=self._is_off and self.probing.is_far)
 
     def _situation(self) -> Situation:
         assert self.plan is not None
         assert self._times is not None
         return Situation(self.plan, self._times, self._seen, self.cost.catch_up_token_s)
+
+    @property
+    def _habit(self) -> Habit:
+        return self._habits[self._planned_bucket]
 
     @property
     def _is_off(self) -> bool:
@@ -360,7 +381,8 @@ class GoodputController:
                 self.survival.wait()
             self.cost.observe(outcome)
         self._steps_since_plan += len(self._quiet)
-        self._reluctance.pass_steps(len(self._quiet))
+        if self._planned_bucket:
+            self._habit.reluctance.pass_steps(len(self._quiet))
         self._quiet.clear()
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
@@ -398,14 +420,13 @@ class GoodputController:
         return num_accepted > max(needed, usual)
 
     def _replan(self) -> None:
-        requests = self._seen
+        requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
         bucket = request_bucket(len(requests))
         is_news = bucket != self._planned_bucket
-        if bucket not in self._buckets:
-            self._buckets.add(bucket)
-            self.budget.be_curious()
-        self._planned_bucket = bucket
+        if is_news:
+            self._enter(bucket)
+            num_steps = 0
         context = sum(request.num_context_tokens for request in requests)
         self._times = self.cost.times(len(requests), context / len(requests))
         optimism = self.options.exploration.optimism
@@ -415,14 +436,41 @@ class GoodputController:
         found = feasible(found, self.options.max_token_latency_s)
         before = self.plan
         self._uniform_depth = usual_depth(found) or self._uniform_depth
-        self._adopt(self._preferred(found))
+        by_rule = self._by_rule(batch, found)
+        choices = best_of_each_depth(found + by_rule) if by_rule else found
+        if before is not None and before.depth:
+            self._habit.drafted(choices, num_steps)
+        self._adopt(self._preferred(choices))
         if batch.groups:
-            self.probing.look_for(found, self._situation())
+            self.probing.look_for(found, self._situation(), by_rule)
         else:
             self.probing.look_for_nothing()
         assert self.plan is not None
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = self._steps_until_replan(is_news)
+
+    def _by_rule(self, batch: Batch, found: Sequence[Plan]) -> list[Plan]:
+        """Plans that leave to the worker whose drafts are verified."""
+        groups, times = batch.groups, self._times
+        assert times is not None
+        if batch.pinned or not any(group.offsets for group in groups):
+            return []
+        uniform = [plan for plan in found if plan.depth and plan.is_uniform]
+        ruled = []
+        for plan in sorted(uniform, key=_goodput)[-_NUM_RULED_DEPTHS:]:
+            known = prices(plan, times, len(self._seen), plan.depth, 1.0)
+            ruled.append(selective_plan(groups, plan, known.verify, times))
+        return feasible(ruled, self.options.max_token_latency_s) if ruled else []
+
+    def _enter(self, bucket: int) -> None:
+        """Go on for batches of a size as they were left."""
+        self._planned_bucket = bucket
+        if bucket not in self._habits:
+            self._habits[bucket] = Habit(self.plan)
+            self.budget.be_curious()
+        was_off, self.plan = self._is_off, self._habit.plan
+        if self._is_off and not was_off:
+            self.budget.be_curious()
 
     def _steps_until_replan(self, is_news: bool) -> int:
         assert self.plan is not None
@@ -439,6 +487,7 @@ class GoodputController:
     def _batch(self, requests: Sequence[DecodeRequest]) -> Batch:
         survival, optimism = self.survival, self.options.exploration.optimism
         num_known = self.plan.depth if self.plan else 0
+        may_split = self._may_stop(len(requests)) and len(requests) <= _MAX_SPLIT
         free: Counter[int] = Counter()
         pinned: Counter[tuple[int, int]] = Counter()
         if len(survival.class_of) > 2 * len(requests) + 256:
@@ -458,6 +507,7 @@ class GoodputController:
                     survival.optimistic_survival_of_class(
                         class_id, optimism, num_known
                     ),
+                    survival.confidence_offsets(class_id) if may_split else (),
                 )
                 for class_id, count in free.items()
             ],
@@ -471,9 +521,10 @@ class GoodputController:
         if self.plan is None:
             return max(found, key=_goodput)
         if not self._is_off:
-            return preferred(found, self.plan, self.options.margin, 0.0)
+            is_patient = self._habit.is_patient
+            return preferred(found, self.plan, self.options.margin, 0.0, is_patient)
         catch_up_s = self._situation().catch_up_s
-        margin = self._reluctance.margin(self.options.margin)
+        margin = self._habit.reluctance.margin(self.options.margin)
         return preferred(found, self.plan, margin, catch_up_s)
 
     def _adopt(self, plan: Plan) -> None:
@@ -483,7 +534,7 @@ class GoodputController:
             if not plan.depth:
                 self.budget.be_curious()  # nothing else will tell when to come back
             elif self._is_off:
-                self._reluctance.resumed()
-        self.plan = plan
+                self._habit.resumed()
+        self.plan = self._habit.plan = plan
         self._lengths = _Lengths(plan, self.survival)
         self._stopping = None

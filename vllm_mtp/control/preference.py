@@ -15,6 +15,9 @@ acceptance, and where both promise the same, the estimates of drafting were the 
 ones (on texts where K = 0 and K = 1 were equal, what was drafted lost 2 to 4 %)."""
 _AS_GOOD = 0.98
 """Of the best goodput: no difference that estimates would show."""
+PATIENCE_STEPS = 2.0
+"""Time that drafting may lose before it is left: about what looks and trials cost by
+which it is found again."""
 _RESUME_HORIZON_STEPS = 64
 """Steps within which drafting must earn back what catching up costs."""
 
@@ -34,16 +37,16 @@ class Reluctance:
     """
 
     def __init__(self) -> None:
-        self._num_resumed = 0.0
+        self.num_resumed = 0.0
         """Recent ones count most."""
 
     def pass_steps(self, num_steps: int) -> None:
         """So many steps have passed."""
-        self._num_resumed *= 0.5 ** (num_steps / _RELUCTANCE_HALF_LIFE_STEPS)
+        self.num_resumed *= 0.5 ** (num_steps / _RELUCTANCE_HALF_LIFE_STEPS)
 
     def resumed(self) -> None:
         """Drafting goes on after a pause."""
-        self._num_resumed += 1.0
+        self.num_resumed += 1.0
 
     def margin(self, margin: float) -> float:
         """What resuming must promise.
@@ -51,7 +54,57 @@ class Reluctance:
         Args:
             margin: The same if it had never been resumed.
         """
-        return margin * (1.0 + min(self._num_resumed, _MAX_RELUCTANCE))
+        return margin * (1.0 + min(self.num_resumed, _MAX_RELUCTANCE))
+
+
+class Habit:
+    """What was decided last for batches of one size.
+
+    In a batch that ends, a single request is left for a few steps, and drafting for one
+    pays where for several it does not: neither the change nor the way back says
+    anything about what is accepted.
+    """
+
+    __slots__ = ("lost_steps", "plan", "reluctance")
+
+    def __init__(self, plan: Plan | None) -> None:
+        """Begin as for batches of another size.
+
+        Args:
+            plan: In use for those; None at the very start.
+        """
+        self.plan = plan
+        self.reluctance = Reluctance()
+        self.lost_steps = 0.0
+        """By drafting, since it was last thought to pay."""
+
+    def drafted(self, found: Sequence[Plan], num_steps: int) -> None:
+        """Note what drafting has lost or gained.
+
+        Args:
+            found: Plans of a search.
+            num_steps: Steps since the search before, which drafted.
+        """
+        drafting = max((p.goodput for p in found if p.depth), default=0.0)
+        off = max((p.goodput for p in found if not p.depth), default=0.0)
+        if drafting and off:
+            lost = num_steps * (1.0 - drafting / (off * (1 + DRAFTING_PREMIUM)))
+            self.lost_steps = max(self.lost_steps + lost, 0.0)
+
+    def resumed(self) -> None:
+        """Drafting goes on after a pause."""
+        self.reluctance.resumed()
+        self.lost_steps = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether to go on drafting although not to seems better.
+
+        Like renting skis: to leave costs what it takes to find the way back, so
+        drafting goes on until it has lost that much. Texts that change between easy
+        and hard within a few dozens of tokens are drafted throughout.
+        """
+        return self.lost_steps < PATIENCE_STEPS / (1.0 + self.reluctance.num_resumed)
 
 
 def feasible(found: Sequence[Plan], max_token_latency_s: float | None) -> list[Plan]:
@@ -64,7 +117,11 @@ def feasible(found: Sequence[Plan], max_token_latency_s: float | None) -> list[P
 
 
 def preferred(
-    found: Sequence[Plan], current: Plan, margin: float, catch_up_s: float
+    found: Sequence[Plan],
+    current: Plan,
+    margin: float,
+    catch_up_s: float,
+    is_patient: bool = False,
 ) -> Plan:
     """The best plan of the kind in use, unless another kind is clearly better.
 
@@ -73,13 +130,16 @@ def preferred(
         current: The one in use.
         margin: Gain that another depth must promise.
         catch_up_s: What drafting costs at first; 0 where it goes on.
+        is_patient: Go on drafting for now, even if not to draft seems better.
     """
+    if is_patient and current.depth:
+        found = [p for p in found if p.depth] or found
     best = max(found, key=_goodput)
     same = [
         p
         for p in found
         if p.depth == current.depth and p.is_uniform == current.is_uniform
-    ]
+    ] or [p for p in found if p.depth == current.depth]
     if not same:
         return best
     kept = max(same, key=_goodput)
@@ -88,6 +148,12 @@ def preferred(
     chosen = best if is_better else kept
     off = max((p for p in found if p.depth == 0), default=chosen, key=_goodput)
     return off if off.goodput * (1 + DRAFTING_PREMIUM) > chosen.goodput else chosen
+
+
+def best_of_each_depth(found: Sequence[Plan]) -> list[Plan]:
+    """Where drafts are verified by a rule, in whatever way was planned."""
+    best = {plan.depth: plan for plan in sorted(found, key=_goodput)}
+    return list(best.values())
 
 
 def usual_depth(found: Sequence[Plan]) -> int:

@@ -8,23 +8,23 @@ distributions hardly ever agree, but are nearly always accepted.
 """
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
+from vllm_mtp.control.catching_up import most_caught_up_now
 from vllm_mtp.control.cost import ExpectedTimes
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.preference import DRAFTING_PREMIUM
-from vllm_mtp.records import (
-    CATCH_UP_TOKENS_PER_REQUEST,
-    MIN_CATCH_UP_TOKENS,
-    DecodeRequest,
-)
+from vllm_mtp.records import DecodeRequest
 
 _OFF_NEARLY_AS_GOOD = 0.8
 """Of the best goodput: from there on K = 0 is tried without any luck. What a step
 without drafts takes is guessed while all others draft (22 ms where it was 19, with
 little doubt), and never to be slower than that is a promise."""
+_FAR = 0.95
+"""Of the best goodput: what is less, even with luck, is far from paying."""
+_OFF_AGAIN_STEPS = 8
+"""Or drafting would not be seen while K = 0 seems as good and costs nothing to try."""
 _TRIAL_STEPS = 16
 _TRIAL_STEP_PRICE = 0.25
 _MAX_TRIAL_STEP_PRICE = 0.04
@@ -58,16 +58,10 @@ class Situation(NamedTuple):
         return self.plan.depth == 0
 
     @property
-    def num_unseen_tokens(self) -> int:
-        return sum(request.num_unseen_tokens for request in self.requests)
-
-    @property
     def catch_up_s(self) -> float:
         """Time of what is caught up on in a step that drafts."""
-        # No step catches up on more; the others wait.
-        per_request = CATCH_UP_TOKENS_PER_REQUEST * len(self.requests)
-        limit = max(MIN_CATCH_UP_TOKENS, per_request)
-        return min(self.num_unseen_tokens, limit) * self.catch_up_token_s
+        num_unseen = [request.num_unseen_tokens for request in self.requests] or [0]
+        return most_caught_up_now(num_unseen) * self.catch_up_token_s
 
 
 class Probe(NamedTuple):
@@ -104,6 +98,8 @@ class Probing:
         self.can_compare = compares_drafts
         """Whether that goes for the batch of the last search."""
         self._compares_drafts = compares_drafts
+        self.is_far = False
+        """Nothing is nearly as good as the plan, even with luck."""
         self._draws_drafts = draws_drafts
         self._next: Probe | None = None
         """What would be tried next."""
@@ -124,8 +120,11 @@ class Probing:
         self._steps_since_cheap = 0 if is_cheap else self._steps_since_cheap + 1
         if self._next is None or not self.budget.can_pay(self._usual_price):
             return False
-        waits = 0 < self._steps_since_cheap <= _WAITS_STEPS
-        return self.budget.is_urgent or not waits
+        if 0 < self._steps_since_cheap <= _WAITS_STEPS and not self.budget.is_urgent:
+            return False
+        # More waits to be caught up on than when it was found.
+        self._usual_price = self._price(self._next, now)
+        return self.budget.can_pay(self._usual_price)
 
     def rest_steps(self) -> int:
         """Steps, while drafting is off, in which surely no probe begins."""
@@ -226,19 +225,33 @@ class Probing:
 
     # -- finding ------------------------------------------------------------------
 
-    def look_for(self, found: Sequence[Plan], now: Situation) -> None:
-        """Choose what to try next among the plans of a search."""
+    def look_for(
+        self, found: Sequence[Plan], now: Situation, by_rule: Sequence[Plan] = ()
+    ) -> None:
+        """Choose what to try next among the plans of a search.
+
+        Args:
+            found: Plans that say who gets how many draft tokens.
+            now: What a probe is measured against.
+            by_rule: Plans that leave this to a rule, for trials.
+        """
         self.can_compare = self._compares_drafts and not (
             self._draws_drafts and any(not r.is_greedy for r in now.requests)
         )
-        self._next = self._worth_a_try(found, now)
+        hopes = (p.optimistic_goodput for p in (*found, *by_rule) if p.depth)
+        is_far = max(hopes, default=0.0) < _FAR * now.plan.goodput
+        # Of a single request a look shows so little that it takes many.
+        self.is_far = is_far and len(now.requests) > 1
+        self._next = self._worth_a_try(found, now, by_rule)
         self._usual_price = self._price(self._next, now) if self._next else 0.0
 
     def look_for_nothing(self) -> None:
         """There is nobody to try anything with."""
         self._next = None
 
-    def _worth_a_try(self, found: Sequence[Plan], now: Situation) -> Probe | None:
+    def _worth_a_try(
+        self, found: Sequence[Plan], now: Situation, by_rule: Sequence[Plan]
+    ) -> Probe | None:
         """What may well beat the plan, cheapest for what it promises."""
         slowest = now.plan.seconds * self.options.max_slowdown
         others = [
@@ -246,8 +259,9 @@ class Probing:
             for p in found
             if p.seconds <= slowest
             and (p.depth, p.is_uniform) != (now.plan.depth, now.plan.is_uniform)
+            and (p.depth or not self._has_just_tried_off)
         ]
-        trial = self._trial(others, now)
+        trial = self._trial(others, now, by_rule)
         if trial is not None:
             return trial
         hopeful = [p for p in others if self._promise(p, now) > 0.0]
@@ -271,17 +285,23 @@ class Probing:
         best = max(hopeful, key=lambda p: self._promise_for_price(p, now))
         return Probe(best, num_steps=num_steps)
 
-    def _trial(self, others: Sequence[Plan], now: Situation) -> Probe | None:
+    @property
+    def _has_just_tried_off(self) -> bool:
+        return self._tried_off and self.budget.steps_since_probe < _OFF_AGAIN_STEPS
+
+    def _trial(
+        self, others: Sequence[Plan], now: Situation, by_rule: Sequence[Plan]
+    ) -> Probe | None:
         """Drafting for a while, if it may be about as good as not to."""
         look = self._look(others, now) if now.is_off else None
         if look is None:
             return None
         price = min(_TRIAL_STEP_PRICE * self._price(look, now), _MAX_TRIAL_STEP_PRICE)
         least = now.plan.goodput * (1 - price)
-        drafting = [p for p in others if p.depth and p.is_uniform]
+        drafting = [p for p in others if p.depth and p.is_uniform] + [*by_rule]
         good = [p for p in drafting if p.goodput >= least]
         # The shortest: later positions are what is known least of.
-        chosen = min(good, key=attrgetter("depth"), default=None)
+        chosen = min(good, key=lambda p: (p.depth, -p.goodput), default=None)
         return chosen and Probe(chosen, num_steps=_TRIAL_STEPS)
 
     def _look(self, others: Sequence[Plan], now: Situation) -> Probe | None:

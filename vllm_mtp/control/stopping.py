@@ -101,7 +101,8 @@ def _slope(curve: list[float], around: int) -> float:
 class Stopping:
     """Makes the rules of one plan."""
 
-    def __init__(self, survival: SurvivalModel, known: Prices) -> None:
+    def __init__(self, survival: SurvivalModel, plan: Plan, known: Prices) -> None:
+        self.plan = plan
         self._survival = survival
         self._prices = known
         self._depth = len(known.verify) - 1

@@ -226,6 +226,10 @@ class SurvivalModel:
             self.conditional_of_class(class_id, depth),
         )
 
+    def confidence_offsets(self, class_id: int) -> list[float]:
+        """What the confidence of a class's next draft token may add to its log-odds."""
+        return self._confidence(class_id).usual_offsets()
+
     def _confidence(self, class_id: int) -> ConfidenceModel:
         return self.confidences[regime_of(class_id // (NUM_LEVELS * NUM_LEVELS))]
 

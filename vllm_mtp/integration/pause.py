@@ -15,13 +15,11 @@ request of the step has one row, with no draft token to verify: their inputs wai
 Shared by the scheduler and both adapters; imports none of them.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
-from vllm_mtp.records import CATCH_UP_TOKENS_PER_REQUEST, MIN_CATCH_UP_TOKENS
 
 MAX_UNSEEN_BYTES = 256 * 2**20
 """Bound on the memory of hidden states that wait, per worker."""
@@ -54,27 +52,6 @@ def may_rest(vllm_config: Any) -> bool:
         and parallel.prefill_context_parallel_size == 1
         and vllm_config.kv_transfer_config is None
     )
-
-
-def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
-    """Which requests of a step that drafts are caught up before it drafts.
-
-    All, if few tokens wait. Otherwise those with the fewest, so that a resume costs no
-    step much and a trial costs little; the others get no drafts yet. Scheduler and
-    worker both ask, of the same counts.
-
-    Args:
-        num_unseen: Tokens that wait for each request of the step, 0 for none.
-    """
-    limit = max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * len(num_unseen))
-    chosen: list[str] = []
-    total = 0
-    for request_id in sorted(num_unseen, key=lambda i: (num_unseen[i], i)):
-        if total and total + num_unseen[request_id] > limit:
-            break
-        total += num_unseen[request_id]
-        chosen.append(request_id)
-    return chosen
 
 
 def unseen_tokens_like(

@@ -13,6 +13,7 @@ from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
+from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
 from vllm_mtp.integration import pause
 
@@ -69,7 +70,7 @@ class RestsWhileOff(SpecDecodeBaseProposer):
             return next_token_ids.new_empty((metadata.num_reqs, 0), dtype=torch.int64)
         if num_speculative_tokens and self.unseen is not None and self.unseen.num_rows:
             waiting = self.unseen.counts(self.model_runner.input_batch.req_ids)
-            self._catch_up(metadata, pause.caught_up_now(waiting))
+            self._catch_up(metadata, caught_up_now(waiting))
         return super().propose(
             num_speculative_tokens=num_speculative_tokens,
             target_token_ids=target_token_ids,

@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
 from vllm_mtp.integration import pause
 
@@ -78,7 +79,7 @@ class RestsWhileOff(DraftModelSpeculator):
             return self.draft_tokens[: batch.num_reqs]
         if may_rest and depth and self.unseen is not None and self.unseen.num_rows:
             waiting = self.unseen.counts(batch.req_ids)
-            self._catch_up(batch, pause.caught_up_now(waiting))
+            self._catch_up(batch, caught_up_now(waiting))
         return super().propose(
             batch,
             attn_metadata,

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from vllm_mtp.integration import pause
+from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 
@@ -138,7 +138,7 @@ class UnseenCounts:
         if not self._seen_until:
             return CaughtUp(0, frozenset())
         waiting = {i: self.of(i) for i in request_ids}
-        chosen = pause.caught_up_now(waiting)
+        chosen = caught_up_now(waiting)
         for request_id in chosen:
             self._seen_until.pop(request_id, None)
         return CaughtUp(

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.lab.trace_world import Array, CostCurve, Truth
 from vllm_mtp.records import (
     DecodeRequest,
@@ -28,9 +29,6 @@ from vllm_mtp.records import (
     RequestOutcome,
     StepOutcome,
 )
-
-MAX_CATCH_UP_TOKENS = 256
-"""Per request: beyond that the MTP layers start without the older tokens."""
 
 
 class EngineWorld(Protocol):
@@ -100,9 +98,10 @@ class DrawnEngine(ABC):
         self._new: set[str] = set()
         self._prefill_tokens = 0
         self._lengths: dict[str, int] = {}
-        self._is_drafted = False
-        """The step before drafted."""
-        self._missed_tokens = 0
+        self._drafted: frozenset[str] = frozenset()
+        """Requests for which the step before drafted."""
+        self._unseen: dict[str, int] = {}
+        """Tokens that the MTP layers have missed, by running request."""
         self._late: deque[StepOutcome] = deque()
 
     @abstractmethod
@@ -127,15 +126,12 @@ class DrawnEngine(ABC):
         self._new, self._prefill_tokens = set(), 0
         self._admit_and_stop()
         population = self._running
-        # All are caught up together: what waits is counted for all of them.
-        num_old = len(population) - len(self._new)
-        unseen = self._missed_tokens // max(num_old, 1)
         return [
             DecodeRequest(
                 request_id,
                 int(context),
                 not sampled,
-                num_unseen_tokens=0 if request_id in self._new else unseen,
+                num_unseen_tokens=self._unseen.get(request_id, 0),
             )
             for request_id, context, sampled in zip(
                 population.ids,
@@ -164,9 +160,17 @@ class DrawnEngine(ABC):
 
     def resume_s(self, depth: int) -> float:
         """Seconds of the catch-up pass, if this step drafts after a pause."""
-        if not depth or not self._missed_tokens:
-            return 0.0
-        return self._settings.cost.catch_up_s(self._missed_tokens)
+        num_tokens = self._num_caught_up(self._caught_up(depth))
+        return self._settings.cost.catch_up_s(num_tokens) if num_tokens else 0.0
+
+    def _caught_up(self, depth: int) -> list[str]:
+        """Requests that get drafts in this step, after what the MTP layers missed."""
+        if not depth:
+            return []
+        return caught_up_now({i: self._unseen.get(i, 0) for i in self._running.ids})
+
+    def _num_caught_up(self, request_ids: list[str]) -> int:
+        return sum(self._unseen.get(request_id, 0) for request_id in request_ids)
 
     # -- the step -----------------------------------------------------------------
 
@@ -182,6 +186,7 @@ class DrawnEngine(ABC):
         is_old = self._is_old()
         num_old = int(is_old.sum())
         context = float(population["contexts"][is_old].sum())
+        caught_up = self._caught_up(decision.draft_depth)
         outcome = StepOutcome(
             requests=tuple(
                 RequestOutcome(request_id, int(k), int(a))
@@ -197,10 +202,13 @@ class DrawnEngine(ABC):
             num_decode_requests=num_old,
             num_prefill_tokens=self._prefill_tokens,
             num_context_tokens=int(context),
-            num_catch_up_tokens=self._missed_tokens if decision.draft_depth else 0,
+            num_catch_up_tokens=self._num_caught_up(caught_up),
             compared=self._compare(lengths),
         )
-        self._commit(accepted + 1, decision)
+        rests = not (decision.draft_depth or lengths.any() or self._prefill_tokens)
+        self._commit(accepted + 1, rests, caught_up)
+        drafted = decision.num_draft_tokens.items()
+        self._lengths = {i: k if i in self._drafted else 0 for i, k in drafted}
         return outcome, self._heard(outcome)
 
     def _draw_accepted(self, lengths: Array) -> Array:
@@ -212,7 +220,7 @@ class DrawnEngine(ABC):
 
     def _compare(self, lengths: Array) -> tuple[RequestOutcome, ...]:
         """Drafts of which nothing was verified, beside what the target sampled."""
-        if not (self._settings.compares_drafts and self._is_drafted):
+        if not (self._settings.compares_drafts and self._drafted):
             return ()
         same = self._random.random(len(lengths)) < self._conditional()[:, 0]
         return tuple(
@@ -220,7 +228,7 @@ class DrawnEngine(ABC):
             for request_id, k, accepted in zip(
                 self._running.ids, lengths, same, strict=True
             )
-            if k == 0 and request_id in self._lengths
+            if k == 0 and request_id in self._drafted
         )
 
     def _time_s(self, depth: int, lengths: Array, context: float) -> float:
@@ -234,20 +242,18 @@ class DrawnEngine(ABC):
         seconds += self.resume_s(depth)
         return float(seconds * self._time_factor())
 
-    def _commit(self, tokens: Array, decision: DraftDecision) -> None:
+    def _commit(self, tokens: Array, rests: bool, caught_up: list[str]) -> None:
         population = self._running
         population["contexts"] = population["contexts"] + tokens
         population["left"] = population["left"] - tokens
         population.keep(population["left"] > 0)
         self._end_step()
-        if decision.draft_depth:
-            self._missed_tokens = 0
-        else:
-            limit = MAX_CATCH_UP_TOKENS * max(len(population), 1)
-            missed = self._missed_tokens + int(tokens.sum())
-            self._missed_tokens = min(missed, limit)
-        self._lengths = dict(decision.num_draft_tokens)
-        self._is_drafted = decision.draft_depth > 0
+        self._drafted = frozenset(caught_up)
+        self._unseen = {
+            request_id: self._unseen.get(request_id, 0) + rests
+            for request_id in population.ids
+            if request_id not in self._drafted
+        }
         self.step_number += 1
 
     def _heard(self, outcome: StepOutcome) -> list[StepOutcome]:

@@ -160,3 +160,15 @@ def test_after_a_surprise_nothing_is_announced() -> None:
     assert budget.steps_until_affordable(1.0) > 0
     budget.surprise()
     assert budget.steps_until_affordable(1.0) == 0
+
+
+def test_where_nothing_is_nearly_good_enough_half_is_spent() -> None:
+    options = ExplorationOptions(grant_steps=0.0)
+    saved = {}
+    for is_far in (False, True):
+        budget = ExplorationBudget(options)
+        for _ in range(100):
+            budget.earn(is_comparing=True, is_far=is_far)
+        saved[is_far] = budget.saved_steps
+    assert saved[False] == pytest.approx(100 * options.comparing_fraction)
+    assert saved[True] == pytest.approx(0.5 * saved[False])

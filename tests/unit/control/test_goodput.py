@@ -535,3 +535,29 @@ def test_where_drafting_is_worth_nothing_in_the_mean_it_is_seldom_resumed() -> N
             engine.run(40, 2e-4)
         num_changes += controller.num_switches
     assert num_changes < 35
+
+
+def test_the_end_of_a_batch_changes_nothing_for_the_next() -> None:
+    """For a single request drafting pays, for four it does not."""
+    engine = SmallEngine(
+        GoodputController(K_MAX),
+        [0.6],
+        lambda t, d: 0.02 * (1 + (0.02 if len(engine.acceptance) == 1 else 0.9) * t),
+    )
+    engine.run(400)
+    engine.acceptance = [0.6] * 4
+    engine.run(400)
+    controller = engine.controller
+    assert isinstance(controller, GoodputController)
+    wave_depths, switches = [], controller.num_switches
+    for _ in range(12):
+        for size, num_steps in ((1, 12), (4, 60)):
+            engine.acceptance = [0.6] * size
+            engine.run(num_steps)
+            chosen = engine.depths(-num_steps)
+            if size == 1:
+                assert min(chosen[1:]) > 0
+            else:
+                wave_depths += chosen
+    assert statistics.fmean(depth > 0 for depth in wave_depths) < 0.03
+    assert controller.num_switches - switches < 6

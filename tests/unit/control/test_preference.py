@@ -3,7 +3,13 @@
 import pytest
 
 from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.preference import Reluctance, preferred, usual_depth
+from vllm_mtp.control.preference import (
+    Habit,
+    Reluctance,
+    best_of_each_depth,
+    preferred,
+    usual_depth,
+)
 
 MARGIN = 0.03
 
@@ -61,3 +67,50 @@ def test_each_time_drafting_is_resumed_the_next_must_promise_more() -> None:
     assert margins == pytest.approx([0.03, 0.06, 0.09, 0.12, 0.12, 0.12])
     reluctance.pass_steps(5000)
     assert reluctance.margin(0.03) == pytest.approx(0.03, abs=0.001)
+
+
+def test_drafting_goes_on_until_it_has_lost_what_coming_back_costs() -> None:
+    habit = Habit(None)
+    losing = [plan(0, 100.0), plan(1, 97.0)]
+    for _ in range(4):
+        habit.drafted(losing, num_steps=8)
+    # (1 - 97 / 102) x 32 = 1.6 steps
+    assert habit.lost_steps == pytest.approx(1.57, abs=0.01)
+    assert habit.is_patient
+    habit.drafted(losing, num_steps=16)
+    assert not habit.is_patient
+    # An easy stretch makes up for it, and more than that is not credited.
+    habit.drafted([plan(0, 100.0), plan(1, 130.0)], num_steps=16)
+    assert habit.lost_steps == 0.0
+    assert habit.is_patient
+
+
+def test_who_has_often_come_back_in_vain_is_less_patient() -> None:
+    habit = Habit(None)
+    habit.drafted([plan(0, 100.0), plan(1, 97.0)], num_steps=24)
+    assert habit.is_patient
+    for _ in range(2):
+        habit.reluctance.resumed()
+    assert not habit.is_patient
+    habit.resumed()
+    assert habit.lost_steps == 0.0
+
+
+def test_patience_is_for_those_who_draft() -> None:
+    found = [plan(0, 100.0), plan(1, 97.0), plan(2, 95.0)]
+    assert preferred(found, plan(1, 1.0), MARGIN, 0.0).depth == 0
+    assert preferred(found, plan(1, 1.0), MARGIN, 0.0, is_patient=True).depth == 1
+    assert preferred(found, plan(0, 1.0), MARGIN, 0.0, is_patient=True).depth == 0
+    # Where nothing else keeps the promised latency there is no choice.
+    assert preferred(found[:1], plan(1, 1.0), MARGIN, 0.0, is_patient=True).depth == 0
+
+
+def test_a_rule_is_as_good_as_the_better_of_two_ways_to_plan_it() -> None:
+    ruled = Plan(1, 0.4, 2.1, 0.02, 105.0)
+    found = best_of_each_depth([plan(0, 100.0), plan(1, 97.0), plan(2, 96.0), ruled])
+    assert {(p.depth, p.goodput) for p in found} == {
+        (0, 100.0),
+        (1, 105.0),
+        (2, 96.0),
+    }
+    assert preferred(found, plan(1, 97.0), MARGIN, 0.0) is ruled

@@ -67,11 +67,16 @@ def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> N
 
 
 def test_not_drafting_is_tried_again_where_it_is_nearly_as_good() -> None:
-    """Also when nothing else is worth a try."""
+    """Also when nothing else is worth a try, but not one time after the other."""
     probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
     now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
-    for _ in range(3):
+    for repeat in range(3):
         probing.look_for([now.plan, plan(0, 90.0, with_luck=91.0)], now)
+        if repeat:
+            assert probing.step(now) is None
+            for _ in range(8):
+                probing.budget.earn()
+            probing.look_for([now.plan, plan(0, 90.0, with_luck=91.0)], now)
         probe = probing.step(now)
         assert probe is not None
         assert probe.plan.depth == 0
@@ -89,7 +94,7 @@ def test_from_off_a_probe_waits_for_requests_that_need_little_catching_up(
     for life, most_unseen in ((40, 2), (400, 400)):
         probing = Probing(options, MARGIN, compares_drafts)
         probed = []
-        for step in range(8000):
+        for step in range(16000):
             requests = batch([step % life] * 8)
             now = Situation(plan(0, 50.0, 50.0), times, requests, 2e-4)
             probing.look_for([now.plan, plan(1, 40.0, with_luck=60.0)], now)
@@ -131,3 +136,14 @@ def test_drafting_is_tried_for_a_while_where_it_costs_next_to_nothing(
     assert len(found) == num_steps
     assert {probe and probe.plan.depth for probe in found} == {1}
     assert {probe and probe.compares for probe in found} == {num_steps == 1}
+
+
+def test_far_is_what_does_not_pay_even_with_luck() -> None:
+    far = []
+    times: Any = LineTimes()
+    for with_luck, num_requests in ((94.0, 8), (96.0, 8), (94.0, 1)):
+        probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=True)
+        now = Situation(plan(0, 100.0, 100.0), times, batch([0] * num_requests), 0.0)
+        probing.look_for([now.plan, plan(1, 80.0, with_luck=with_luck)], now)
+        far.append(probing.is_far)
+    assert far == [True, False, False]

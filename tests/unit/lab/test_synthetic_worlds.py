@@ -117,7 +117,7 @@ def test_drafts_are_verified_one_step_after_they_were_decided() -> None:
 def test_what_was_missed_while_off_is_caught_up_when_drafting_resumes() -> None:
     engine = SyntheticEngine(World("w", GOOD, CPU_TABLE, 2, mean_tokens=10**6), 0)
     caught_up, missed = [], 0
-    for depth in (0, 0, 1, 1, 0, 1):
+    for depth in (0, 0, 0, 1, 1, 0, 0, 0, 1):
         requests = engine.begin()
         pause_s = engine.resume_s(depth)
         lengths = {request.request_id: depth for request in requests}
@@ -125,9 +125,34 @@ def test_what_was_missed_while_off_is_caught_up_when_drafting_resumes() -> None:
         caught_up.append(outcome.num_catch_up_tokens)
         assert outcome.num_catch_up_tokens == (missed if depth else 0)
         assert (pause_s > 0) == (outcome.num_catch_up_tokens > 0)
-        missed = 0 if depth else missed + 2 + outcome.num_accepted_tokens
-    assert caught_up[:4] == [0, 0, 4, 0]
-    assert caught_up[5] >= 2
+        # Steps with a prompt or with drafts to verify run the MTP layers, too.
+        rests = not outcome.num_prefill_tokens and not outcome.num_draft_tokens
+        missed = 0 if depth else missed + 2 * rests
+    assert caught_up == [0, 0, 0, 4, 0, 0, 0, 0, 4]
+
+
+def test_no_step_catches_up_on_many_requests() -> None:
+    """As the engine does: those with the fewest first, the others get no drafts."""
+    engine = SyntheticEngine(
+        World("w", GOOD, CPU_TABLE, 4, mean_tokens=10**6, compares_drafts=True), 0
+    )
+
+    def step(depth: int) -> tuple[int, int, int]:
+        lengths = {request.request_id: depth for request in engine.begin()}
+        outcome, _ = engine.step(DraftDecision(depth, lengths))
+        return (
+            outcome.num_catch_up_tokens,
+            len(outcome.requests),
+            len(outcome.compared),
+        )
+
+    for _ in range(41):
+        assert step(0)[0] == 0
+    assert step(1)[0] == 40  # one request of four
+    assert step(0) == (0, 1, 0)
+    assert step(1)[0] == 40
+    # Of the two that draft now only the new one was drafted for before.
+    assert step(1) == (40, 2, 0)
 
 
 def test_late_outcomes_arrive_in_order_and_as_late_as_the_world_says() -> None:

@@ -109,7 +109,7 @@ def test_where_nothing_varies_the_best_fixed_draft_length_has_no_regret() -> Non
 
 
 class _OnAndOff:
-    """Drafts one token in every other step."""
+    """Drafts one token in every third step."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -119,7 +119,7 @@ class _OnAndOff:
 
     def decide(self, requests: list[DecodeRequest]) -> DraftDecision:
         self.step += 1
-        depth = self.step % 2
+        depth = int(self.step % 3 == 0)
         return DraftDecision(depth, {r.request_id: depth for r in requests})
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -132,12 +132,14 @@ def test_resuming_is_charged_with_the_catch_up_pass() -> None:
     runs = [replay(world, _OnAndOff(), 400) for world in (ALONE, dearer)]
     assert runs[0].depths == runs[1].depths
     assert runs[0].oracle.seconds == runs[1].oracle.seconds
-    # Every other step resumes after one without drafts, which missed its tokens.
+    # Every third step resumes after two without drafts: the first of them had drafts to
+    # verify, the MTP layers missed the token of the second.
     num_resumed = runs[0].depths[1:].count(1)
     extra_s = runs[1].chosen.total_s() - runs[0].chosen.total_s()
     per_token_s = row_s - CPU_TABLE.catch_up_row_s
-    assert num_resumed > 150
-    assert 1.0 <= extra_s / per_token_s / num_resumed <= 2.0
+    assert num_resumed > 120
+    # But where the request has just ended.
+    assert 0.95 <= extra_s / per_token_s / num_resumed <= 1.0
 
 
 def test_a_replay_repeats_itself_and_its_seed_matters() -> None:

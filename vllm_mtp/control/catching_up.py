@@ -1,0 +1,46 @@
+"""Which requests the MTP layers catch up on when drafting resumes after a pause.
+
+Scheduler, worker, controller and trace lab all ask, of the same counts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+MIN_CATCH_UP_TOKENS = 32
+CATCH_UP_TOKENS_PER_REQUEST = 4
+"""When drafting resumes a step catches up on so many tokens, and on a single request in
+any case. They pass one layer where the step's own rows pass all."""
+
+
+def max_caught_up_tokens(num_requests: int) -> int:
+    """Tokens that a step catches up on, unless those of a single request are more."""
+    return max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * num_requests)
+
+
+def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
+    """Which requests of a step that drafts are caught up before it drafts.
+
+    All, if few tokens wait. Otherwise those with the fewest, so that a resume costs no
+    step much and a trial costs little; the others get no drafts yet.
+
+    Args:
+        num_unseen: Tokens that wait for each request of the step, 0 for none.
+    """
+    limit = max_caught_up_tokens(len(num_unseen))
+    chosen: list[str] = []
+    total = 0
+    for request_id in sorted(num_unseen, key=lambda i: (num_unseen[i], i)):
+        if total and total + num_unseen[request_id] > limit:
+            break
+        total += num_unseen[request_id]
+        chosen.append(request_id)
+    return chosen
+
+
+def most_caught_up_now(num_unseen: Sequence[int]) -> int:
+    """Tokens of those requests at most, without looking who they are.
+
+    Args:
+        num_unseen: Tokens that wait for each request of the step, at least one.
+    """
+    limit = max_caught_up_tokens(len(num_unseen))
+    return min(sum(num_unseen), max(limit, min(num_unseen)))

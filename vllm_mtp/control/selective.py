@@ -1,0 +1,104 @@
+"""What drafting is worth where each draft token's confidence decides about it.
+
+Where the worker can look at its drafts (`stopping`), those that nobody is sure of are
+not verified. A plan that verifies all drafts, or those of some requests, promises less
+than that: for four requests whose text changed between easy and hard, verifying what
+seemed good was worth 15 % where verifying all was worth nothing.
+
+So every request is taken for several that are equally likely: its next draft as sure
+as the surest quarter of the drafts seen lately, as the next quarter, and so on. In the
+mean they accept what the request is believed to: nothing but the choice is gained.
+"""
+
+from collections.abc import Sequence
+
+from vllm_mtp.acceptance import log_odds, logistic
+from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.planner import Group, Plan
+
+_NUM_FITS = 4
+_LEAST_CUT = 1e-6
+"""So that the plan is not taken for a uniform one."""
+
+
+def spread_around(probability: float, offsets: Sequence[float]) -> list[float]:
+    """Equally likely probabilities with a given mean.
+
+    Args:
+        probability: The mean, 0 to 1.
+        offsets: What sets them apart, log-odds, at least one.
+    """
+    centre = log_odds(probability) - sum(offsets) / len(offsets)
+    for _ in range(_NUM_FITS):  # Newton's method
+        spread = [logistic(centre + offset) for offset in offsets]
+        slope = sum(p * (1.0 - p) for p in spread)
+        missing = len(spread) * probability - sum(spread)
+        centre += min(max(missing / max(slope, 1e-3), -2.0), 2.0)
+    return [logistic(centre + offset) for offset in offsets]
+
+
+def split(group: Group) -> list[Group]:
+    """The same requests by the confidence of their next draft token."""
+    if not group.offsets or not group.survival[0]:
+        return [group]
+    first, hoped = group.survival[0], group.optimistic[0]
+    share = group.num_requests / len(group.offsets)
+    return [
+        Group(
+            share,
+            [p / first * survival for survival in group.survival],
+            [o / hoped * survival for survival in group.optimistic],
+        )
+        for p, o in zip(
+            spread_around(first, group.offsets),
+            spread_around(hoped, group.offsets),
+            strict=True,
+        )
+    ]
+
+
+def selective_plan(
+    groups: Sequence[Group],
+    uniform: Plan,
+    verify_prices: Sequence[float],
+    times: ExpectedTimes,
+) -> Plan:
+    """What a plan is worth if a rule verifies only what is worth its price.
+
+    Args:
+        groups: All requests; none is pinned.
+        uniform: Of the same depth, > 0, for the same requests.
+        verify_prices: Of verifying 0, 1, .. draft tokens of one request, in tokens;
+            at least so many as the plan is deep.
+        times: Expected step times for the batch.
+    """
+    depth = uniform.depth
+    parts = [part for group in groups for part in split(group)]
+    lengths = [_worth_verifying(p.survival[:depth], verify_prices) for p in parts]
+    num_requests = sum(part.num_requests for part in parts)
+    tokens = worst = 0.0
+    for part, length in zip(parts, lengths, strict=True):
+        tokens += part.num_requests * (1.0 + sum(part.survival[:length]))
+    counts = [part.num_requests for part in parts]
+    if num_requests == 1:
+        seconds = sum(
+            n * times.uniform(k, depth).seconds
+            for n, k in zip(counts, lengths, strict=True)
+        )
+    else:
+        rows = sum(n * k for n, k in zip(counts, lengths, strict=True)) / num_requests
+        seconds = times.mixed(rows, depth).seconds
+    cut = max(verify_prices[1], _LEAST_CUT)
+    lucky = uniform.optimistic_goodput * (tokens / seconds) / uniform.goodput
+    worst = tokens / num_requests
+    return Plan(depth, cut, tokens, seconds, lucky, worst, seconds)
+
+
+def _worth_verifying(survival: Sequence[float], prices: Sequence[float]) -> int:
+    """Draft tokens whose acceptance is worth most beyond their price."""
+    worths = [0.0]
+    accepted = 0.0
+    for probability, price in zip(survival, prices[1:], strict=False):
+        accepted += probability
+        worths.append(accepted - price)
+    return max(range(len(worths)), key=worths.__getitem__)
