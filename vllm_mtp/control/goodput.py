@@ -455,12 +455,14 @@ class GoodputController:
         assert times is not None
         if batch.pinned or not any(group.offsets for group in groups):
             return []
+        if self.options.max_token_latency_s is not None:
+            return []  # the rule keeps no promise to a single request
         uniform = [plan for plan in found if plan.depth and plan.is_uniform]
         ruled = []
         for plan in sorted(uniform, key=_goodput)[-_NUM_RULED_DEPTHS:]:
             known = prices(plan, times, len(self._seen), plan.depth, 1.0)
             ruled.append(selective_plan(groups, plan, known.verify, times))
-        return feasible(ruled, self.options.max_token_latency_s) if ruled else []
+        return ruled
 
     def _enter(self, bucket: int) -> None:
         """Go on for batches of a size as they were left."""

@@ -76,7 +76,7 @@ def selective_plan(
     parts = [part for group in groups for part in split(group)]
     lengths = [_worth_verifying(p.survival[:depth], verify_prices) for p in parts]
     num_requests = sum(part.num_requests for part in parts)
-    tokens = worst = 0.0
+    tokens = 0.0
     for part, length in zip(parts, lengths, strict=True):
         tokens += part.num_requests * (1.0 + sum(part.survival[:length]))
     counts = [part.num_requests for part in parts]
@@ -90,8 +90,7 @@ def selective_plan(
         seconds = times.mixed(rows, depth).seconds
     cut = max(verify_prices[1], _LEAST_CUT)
     lucky = uniform.optimistic_goodput * (tokens / seconds) / uniform.goodput
-    worst = tokens / num_requests
-    return Plan(depth, cut, tokens, seconds, lucky, worst, seconds)
+    return Plan(depth, cut, tokens, seconds, lucky, bold_s=seconds)
 
 
 def _worth_verifying(survival: Sequence[float], prices: Sequence[float]) -> int:
