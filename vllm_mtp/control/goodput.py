@@ -34,7 +34,8 @@ from vllm_mtp.control.preference import (
     usual_depth,
 )
 from vllm_mtp.control.probing import Probing, Situation
-from vllm_mtp.control.selective import selective_plan
+from vllm_mtp.control.selective import MAX_SPLIT, selective_plans
+from vllm_mtp.control.step_parts import step_parts
 from vllm_mtp.control.step_times import CostPrior
 from vllm_mtp.control.stopping import StepMargins, Stopping, prices
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
@@ -51,13 +52,6 @@ _Key = TypeVar("_Key")
 _MAX_STOPPING = 64
 """Requests up to which drafts are left to the worker. In a larger batch they all need
 other depths, so little is gained, and the rule is worked out request by request."""
-
-_NUM_RULED_DEPTHS = 2
-"""Depths, the best, of which it is worked out what leaving the choice to confidence is
-worth."""
-
-_MAX_SPLIT = 16
-"""Requests up to which that is done; more of them differ enough among themselves."""
 
 _QUIET_STEPS = 8
 """Steps without drafts are learned so many at a time: after a pass of the target the
@@ -328,24 +322,8 @@ class GoodputController:
             return None
         if not num_requests or request_bucket(num_requests) != self._planned_bucket:
             return None
-        off_s = times.uniform(0, 0).seconds
-        if outcome.num_scheduled_tokens == num_requests and not outcome.draft_depth:
-            return StepEstimate(off_s, 0.0, 0.0, self.plan.goodput)
-        # Halves, so that the answers of a plan are few and found again.
-        twice = 2 * (outcome.num_scheduled_tokens - num_requests) / num_requests
-        verified = min(round(twice) / 2, float(self.max_draft_length))
-        depth = min(outcome.draft_depth, self.max_draft_length)
-        if verified.is_integer():
-            verify_s, all_s = (
-                times.uniform(int(verified), d).seconds for d in (0, depth)
-            )
-        else:
-            verify_s, all_s = (times.mixed(verified, d).seconds for d in (0, depth))
         return StepEstimate(
-            off_s,
-            max(verify_s - off_s, 0.0),
-            max(all_s - verify_s, 0.0),
-            self.plan.goodput,
+            *step_parts(outcome, times, self.max_draft_length), self.plan.goodput
         )
 
     @property
@@ -436,7 +414,9 @@ class GoodputController:
         found = feasible(found, self.options.max_token_latency_s)
         before = self.plan
         self._uniform_depth = usual_depth(found) or self._uniform_depth
-        by_rule = self._by_rule(batch, found)
+        is_bounded = self.options.max_token_latency_s is not None
+        # The rule keeps no promise to a single request.
+        by_rule = [] if is_bounded else selective_plans(batch, found, self._times)
         choices = best_of_each_depth(found + by_rule) if by_rule else found
         if before is not None and before.depth:
             self._habit.drafted(choices, num_steps)
@@ -448,21 +428,6 @@ class GoodputController:
         assert self.plan is not None
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = self._steps_until_replan(is_news)
-
-    def _by_rule(self, batch: Batch, found: Sequence[Plan]) -> list[Plan]:
-        """Plans that leave to the worker whose drafts are verified."""
-        groups, times = batch.groups, self._times
-        assert times is not None
-        if batch.pinned or not any(group.offsets for group in groups):
-            return []
-        if self.options.max_token_latency_s is not None:
-            return []  # the rule keeps no promise to a single request
-        uniform = [plan for plan in found if plan.depth and plan.is_uniform]
-        ruled = []
-        for plan in sorted(uniform, key=_goodput)[-_NUM_RULED_DEPTHS:]:
-            known = prices(plan, times, len(self._seen), plan.depth, 1.0)
-            ruled.append(selective_plan(groups, plan, known.verify, times))
-        return ruled
 
     def _enter(self, bucket: int) -> None:
         """Go on for batches of a size as they were left."""
@@ -489,7 +454,7 @@ class GoodputController:
     def _batch(self, requests: Sequence[DecodeRequest]) -> Batch:
         survival, optimism = self.survival, self.options.exploration.optimism
         num_known = self.plan.depth if self.plan else 0
-        may_split = self._may_stop(len(requests)) and len(requests) <= _MAX_SPLIT
+        may_split = self._may_stop(len(requests)) and len(requests) <= MAX_SPLIT
         free: Counter[int] = Counter()
         pinned: Counter[tuple[int, int]] = Counter()
         if len(survival.class_of) > 2 * len(requests) + 256:

@@ -14,8 +14,13 @@ from collections.abc import Sequence
 
 from vllm_mtp.acceptance import log_odds, logistic
 from vllm_mtp.control.cost import ExpectedTimes
-from vllm_mtp.control.planner import Group, Plan
+from vllm_mtp.control.planner import Batch, Group, Plan
+from vllm_mtp.control.stopping import prices
 
+MAX_SPLIT = 16
+"""Requests up to which this is reckoned; more differ enough among themselves."""
+_NUM_DEPTHS = 2
+"""Depths, the best, of which it is."""
 _NUM_FITS = 4
 _LEAST_CUT = 1e-6
 """So that the plan is not taken for a uniform one."""
@@ -54,6 +59,31 @@ def split(group: Group) -> list[Group]:
             spread_around(hoped, group.offsets),
             strict=True,
         )
+    ]
+
+
+def selective_plans(
+    batch: Batch, found: Sequence[Plan], times: ExpectedTimes
+) -> list[Plan]:
+    """Plans that leave it to the worker whose drafts are verified.
+
+    Args:
+        batch: That the plans were found for.
+        found: Uniform ones among them.
+        times: Expected step times for it.
+
+    Returns:
+        None where requests are pinned, or where nothing is known of confidences.
+    """
+    if batch.pinned or not any(group.offsets for group in batch.groups):
+        return []
+    num_requests = round(batch.num_requests)
+    uniform = [plan for plan in found if plan.depth and plan.is_uniform]
+    best = sorted(uniform, key=lambda plan: plan.goodput)[-_NUM_DEPTHS:]
+    verify = [prices(p, times, num_requests, p.depth, 1.0).verify for p in best]
+    return [
+        selective_plan(batch.groups, plan, worth, times)
+        for plan, worth in zip(best, verify, strict=True)
     ]
 
 
