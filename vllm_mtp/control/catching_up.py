@@ -11,7 +11,7 @@ CATCH_UP_TOKENS_PER_REQUEST = 4
 any case. They pass one layer where the step's own rows pass all."""
 
 
-def max_caught_up_tokens(num_requests: int) -> int:
+def _limit(num_requests: int) -> int:
     """Tokens that a step catches up on, unless those of a single request are more."""
     return max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * num_requests)
 
@@ -25,7 +25,7 @@ def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
     Args:
         num_unseen: Tokens that wait for each request of the step, 0 for none.
     """
-    limit = max_caught_up_tokens(len(num_unseen))
+    limit = _limit(len(num_unseen))
     chosen: list[str] = []
     total = 0
     for request_id in sorted(num_unseen, key=lambda i: (num_unseen[i], i)):
@@ -39,8 +39,11 @@ def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
 def most_caught_up_now(num_unseen: Sequence[int]) -> int:
     """Tokens of those requests at most, without looking who they are.
 
+    Too few where for some requests nothing waits and for each of the others more than a
+    step usually catches up on: one of those is caught up even so.
+
     Args:
         num_unseen: Tokens that wait for each request of the step, at least one.
     """
-    limit = max_caught_up_tokens(len(num_unseen))
+    limit = _limit(len(num_unseen))
     return min(sum(num_unseen), max(limit, min(num_unseen)))

@@ -79,12 +79,10 @@ class ConfidenceModel:
         """
         if len(self._recent) < _FEWEST_RECENT:
             return []
-        known = sorted(self._recent)
+        known, centre = sorted(self._recent), self.centres[0]
         step = len(known) / _NUM_QUANTILES
-        return [
-            self.offsets(known[int((i + 0.5) * step) :][:1])[0]
-            for i in range(_NUM_QUANTILES)
-        ]
+        quantiles = [known[int((i + 0.5) * step)] for i in range(_NUM_QUANTILES)]
+        return [self.slope * (min(c, MAX_CONFIDENCE) - centre) for c in quantiles]
 
     def note(self, confidences: Sequence[float]) -> None:
         """Learn what is usual from one request's drafted tokens, verified or not."""

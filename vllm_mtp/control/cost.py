@@ -41,7 +41,7 @@ _MAX_PENDING = 32
 _FIRST_STEPS = 20
 """While a block is so young, a much faster step shows that its scale was set by a
 disturbed one."""
-MIN_STEP_S, MAX_STEP_S = 1e-7, 3600.0
+_MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
 """What took less or more is no step: the clock jumped, or the machine slept."""
 
 
@@ -175,7 +175,7 @@ class CostModel:
         self._num_steps += 1
         seconds = outcome.step_time_s
         num_requests = outcome.num_decode_requests
-        if outcome.num_prefill_tokens or not MIN_STEP_S < seconds < MAX_STEP_S:
+        if outcome.num_prefill_tokens or not _MIN_STEP_S < seconds < _MAX_STEP_S:
             return
         if num_requests <= 0 or outcome.num_scheduled_tokens < num_requests:
             return

@@ -27,7 +27,7 @@ _goodput = attrgetter("goodput")
 class Group(NamedTuple):
     """Requests of one survival class whose draft length is free."""
 
-    num_requests: float
+    num_requests: int
     # [K_max] survival probabilities, and the same as high as they may well be
     survival: Sequence[float]
     optimistic: Sequence[float]
@@ -98,7 +98,7 @@ class Batch(NamedTuple):
     pinned: Sequence[PinnedGroup] = ()
 
     @property
-    def num_requests(self) -> float:
+    def num_requests(self) -> int:
         free = sum(g.num_requests for g in self.groups)
         return free + sum(g.num_requests for g in self.pinned)
 
@@ -106,8 +106,8 @@ class Batch(NamedTuple):
 class _Base(NamedTuple):
     """What pinned requests bring to every plan."""
 
-    num_requests: float
-    num_free: float
+    num_requests: int
+    num_free: int
     num_draft_tokens: int
     tokens: float
     """Committed: one of every request, and the pinned ones' drafts."""

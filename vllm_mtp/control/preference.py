@@ -15,7 +15,7 @@ acceptance, and where both promise the same, the estimates of drafting were the 
 ones (on texts where K = 0 and K = 1 were equal, what was drafted lost 2 to 4 %)."""
 _AS_GOOD = 0.98
 """Of the best goodput: no difference that estimates would show."""
-PATIENCE_STEPS = 2.0
+_PATIENCE_STEPS = 2.0
 """Time that drafting may lose before it is left: about what looks and trials cost by
 which it is found again."""
 _RESUME_HORIZON_STEPS = 64
@@ -104,7 +104,7 @@ class Habit:
         drafting goes on until it has lost that much. Texts that change between easy
         and hard within a few dozens of tokens are drafted throughout.
         """
-        return self.lost_steps < PATIENCE_STEPS / (1.0 + self.reluctance.num_resumed)
+        return self.lost_steps < _PATIENCE_STEPS / (1.0 + self.reluctance.num_resumed)
 
 
 def feasible(found: Sequence[Plan], max_token_latency_s: float | None) -> list[Plan]:

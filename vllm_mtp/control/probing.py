@@ -254,18 +254,15 @@ class Probing:
     ) -> Probe | None:
         """What may well beat the plan, cheapest for what it promises."""
         slowest = now.plan.seconds * self.options.max_slowdown
-        # A rule verifies the same whatever the plan says.
-        same = [
-            p
-            for p in found
-            if p.depth == now.plan.depth
-            and (by_rule or p.is_uniform == now.plan.is_uniform)
-        ]
         others = [
             p
             for p in found
             if p.seconds <= slowest
-            and p not in same
+            # A rule verifies the same whatever the plan says.
+            and (
+                p.depth != now.plan.depth
+                or (not by_rule and p.is_uniform != now.plan.is_uniform)
+            )
             and (p.depth or not self._has_just_tried_off)
         ]
         trial = self._trial(others, now, by_rule)

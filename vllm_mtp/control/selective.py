@@ -11,6 +11,7 @@ mean they accept what the request is believed to: nothing but the choice is gain
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vllm_mtp.acceptance import log_odds, logistic
 from vllm_mtp.control.cost import ExpectedTimes
@@ -42,23 +43,23 @@ def spread_around(probability: float, offsets: Sequence[float]) -> list[float]:
     return [logistic(centre + offset) for offset in offsets]
 
 
-def split(group: Group) -> list[Group]:
-    """The same requests by the confidence of their next draft token."""
-    if not group.offsets or not group.survival[0]:
-        return [group]
-    first, hoped = group.survival[0], group.optimistic[0]
+class Part(NamedTuple):
+    """Requests of a group whose next draft token is about equally sure."""
+
+    num_requests: float
+    # [K_max]
+    survival: Sequence[float]
+
+
+def split(group: Group) -> list[Part]:
+    """A group by the confidence of the next draft token."""
+    first = group.survival[0]
+    if not group.offsets or not first:
+        return [Part(group.num_requests, group.survival)]
     share = group.num_requests / len(group.offsets)
     return [
-        Group(
-            share,
-            [p / first * survival for survival in group.survival],
-            [o / hoped * survival for survival in group.optimistic],
-        )
-        for p, o in zip(
-            spread_around(first, group.offsets),
-            spread_around(hoped, group.offsets),
-            strict=True,
-        )
+        Part(share, [p / first * survival for survival in group.survival])
+        for p in spread_around(first, group.offsets)
     ]
 
 
@@ -73,14 +74,13 @@ def selective_plans(
         times: Expected step times for it.
 
     Returns:
-        None where requests are pinned, or where nothing is known of confidences.
+        Nothing where requests are pinned, or where nothing is known of confidences.
     """
     if batch.pinned or not any(group.offsets for group in batch.groups):
         return []
-    num_requests = round(batch.num_requests)
     uniform = [plan for plan in found if plan.depth and plan.is_uniform]
     best = sorted(uniform, key=lambda plan: plan.goodput)[-_NUM_DEPTHS:]
-    verify = [prices(p, times, num_requests, p.depth, 1.0).verify for p in best]
+    verify = [prices(p, times, batch.num_requests, p.depth, 1.0).verify for p in best]
     return [
         selective_plan(batch.groups, plan, worth, times)
         for plan, worth in zip(best, verify, strict=True)
@@ -105,11 +105,12 @@ def selective_plan(
     depth = uniform.depth
     parts = [part for group in groups for part in split(group)]
     lengths = [_worth_verifying(p.survival[:depth], verify_prices) for p in parts]
-    num_requests = sum(part.num_requests for part in parts)
-    tokens = 0.0
-    for part, length in zip(parts, lengths, strict=True):
-        tokens += part.num_requests * (1.0 + sum(part.survival[:length]))
     counts = [part.num_requests for part in parts]
+    num_requests = sum(counts)
+    tokens = sum(
+        n * (1.0 + sum(part.survival[:k]))
+        for n, k, part in zip(counts, lengths, parts, strict=True)
+    )
     if num_requests == 1:
         seconds = sum(
             n * times.uniform(k, depth).seconds

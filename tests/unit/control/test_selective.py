@@ -51,7 +51,7 @@ def test_the_parts_of_a_group_accept_in_the_mean_what_it_does() -> None:
         assert mean == pytest.approx(survival, rel=1e-2)
     for part in parts:
         assert list(part.survival) == sorted(part.survival, reverse=True)
-    assert split(group._replace(offsets=())) == [group._replace(offsets=())]
+    assert split(group._replace(offsets=())) == [(2, group.survival)]
 
 
 def times_of(mixed_row: float) -> ExpectedTimes:
