@@ -39,11 +39,8 @@ def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
 def most_caught_up_now(num_unseen: Sequence[int]) -> int:
     """Tokens of those requests at most, without looking who they are.
 
-    Too few where for some requests nothing waits and for each of the others more than a
-    step usually catches up on: one of those is caught up even so.
-
     Args:
-        num_unseen: Tokens that wait for each request of the step, at least one.
+        num_unseen: Tokens that wait for each request of the step, 0 for none.
     """
-    limit = _limit(len(num_unseen))
-    return min(sum(num_unseen), max(limit, min(num_unseen)))
+    limit = max(_limit(len(num_unseen)), min(filter(None, num_unseen), default=0))
+    return min(sum(num_unseen), limit)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from vllm_mtp.control.catching_up import caught_up_now, most_caught_up_now
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=64))
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=64))
 def test_what_a_step_catches_up_on_is_bounded(counts: list[int]) -> None:
     """By the price that a controller sets on it, which is not far above."""
     waiting = {f"r{i}": count for i, count in enumerate(counts)}
@@ -16,7 +16,7 @@ def test_what_a_step_catches_up_on_is_bounded(counts: list[int]) -> None:
     assert total <= bound
     left = [count for i, count in waiting.items() if i not in chosen]
     if left:
-        assert total + min(left) > bound or total == min(counts)
+        assert total + min(left) > bound or total == min(filter(None, counts))
         assert max(waiting[i] for i in chosen) <= min(left)
     else:
         assert total == sum(counts) == bound
