@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import NUM_TOKENS, Reference
-from tests.support.engine_jobs import Jobs, run_jobs
+from tests.e2e.small_jobs import small_jobs
+from tests.support.engine_jobs import run_jobs
 from tests.support.engines import counters, draft_counts, engine, greedy, model_runner
-from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.vocabulary import most_frequent, write_list
 
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
@@ -91,27 +92,17 @@ def test_the_automatic_vocabulary_learns_the_text_and_accepts_as_much(
     assert accepted["auto"] != accepted["full"], "it is in use"
 
 
-def jobs(engines: list[dict], num_prompts: int = 8, **settings: object) -> Jobs:
-    small = {"max_num_seqs": 8, "max_model_len": 192}
-    return Jobs(
-        model=str(BUNDLED_CHECKPOINT),
-        prompts=[list(p) for p in heldout_prompts(8, max_tokens=48)][:num_prompts],
-        engines=[small | arguments for arguments in engines],
-        **settings,
-    )
-
-
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
     """What the target says, of whichever runner it is asked."""
-    (result,) = run_jobs(jobs([{}], max_tokens=NUM_PARALLEL_TOKENS))
+    (result,) = run_jobs(small_jobs([{}], max_tokens=NUM_PARALLEL_TOKENS))
     return result.continuations
 
 
 def test_v2_equals(small_list: tuple[str, set[int]], plain: list[list[int]]) -> None:
     path, _ = small_list
     listed, drawn = run_jobs(
-        jobs(
+        small_jobs(
             [
                 {"speculative_config": RANDOM | {"draft_vocab": path}},
                 {
@@ -146,7 +137,7 @@ def test_tensor_parallel_2_equals(
         RANDOM | {"draft_sample_method": "probabilistic", "draft_vocab": path},
     ]  # with the whole vocabulary: test_greedy_other_runners
     results = run_jobs(
-        jobs(
+        small_jobs(
             [parallel | {"speculative_config": spec} for spec in specs],
             max_tokens=NUM_PARALLEL_TOKENS,
             environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},

@@ -6,24 +6,14 @@ chosen once per process.
 
 import pytest
 
-from tests.support.engine_jobs import JobResult, Jobs, run_jobs
-from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from tests.e2e.small_jobs import small_jobs
+from tests.support.engine_jobs import JobResult, run_jobs
 
 FIXED = {"method": "mtp_plus", "controller": "fixed"}
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
-SMALL = {"max_num_seqs": 8, "max_model_len": 192}
 NUM_TOKENS = 96
 NUM_V2_PROMPTS, NUM_V2_TOKENS = 4, 20
 """Under Triton's interpreter, which takes its time for each request."""
-
-
-def jobs(engines: list[dict], num_prompts: int = 8, **settings: object) -> Jobs:
-    return Jobs(
-        model=str(BUNDLED_CHECKPOINT),
-        prompts=[list(p) for p in heldout_prompts(8, max_tokens=48)][:num_prompts],
-        engines=[SMALL | arguments for arguments in engines],
-        **settings,
-    )
 
 
 def expected_of_v2(plain: list[list[int]]) -> list[list[int]]:
@@ -41,7 +31,7 @@ def check_speculated(result: JobResult, scheduler: str, drafter: str) -> None:
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
     """What the target says, of whichever runner it is asked."""
-    (result,) = run_jobs(jobs([{}], max_tokens=NUM_TOKENS))
+    (result,) = run_jobs(small_jobs([{}], max_tokens=NUM_TOKENS))
     return result.continuations
 
 
@@ -54,7 +44,7 @@ def v2() -> dict[str, JobResult]:
         "async": {"speculative_config": RANDOM, "async_scheduling": True},
     }
     settings = {"max_tokens": NUM_V2_TOKENS, "v2": True}
-    results = run_jobs(jobs(list(engines.values()), NUM_V2_PROMPTS, **settings))
+    results = run_jobs(small_jobs(list(engines.values()), NUM_V2_PROMPTS, **settings))
     return dict(zip(engines, results, strict=True))
 
 
@@ -73,7 +63,7 @@ def test_v2_with_async_scheduling_equals(
 
 def test_v1_with_async_scheduling_equals(plain: list[list[int]]) -> None:
     config = {"speculative_config": RANDOM, "async_scheduling": True}
-    (asynchronous,) = run_jobs(jobs([config], max_tokens=NUM_TOKENS))
+    (asynchronous,) = run_jobs(small_jobs([config], max_tokens=NUM_TOKENS))
     check_speculated(asynchronous, "MTPPlusAsyncScheduler", "MTPPlusProposer")
     assert asynchronous.continuations == plain
 
@@ -85,7 +75,7 @@ def test_tensor_parallel_2_equals(plain: list[list[int]]) -> None:
         "speculative_config": RANDOM,
     }
     (randomized,) = run_jobs(
-        jobs(
+        small_jobs(
             [parallel],
             max_tokens=48,
             environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},

@@ -561,3 +561,27 @@ def test_the_end_of_a_batch_changes_nothing_for_the_next() -> None:
                 wave_depths += chosen
     assert statistics.fmean(depth > 0 for depth in wave_depths) < 0.03
     assert controller.num_switches - switches < 6
+
+
+@pytest.mark.parametrize(("acceptance", "is_far"), [(0.01, True), (0.3, False)])
+def test_it_looks_less_often_where_drafting_is_far_from_paying(
+    acceptance: float, is_far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verifying one token takes 30 % more: with some luck 30 % pay for it."""
+
+    def near_s(tokens_per_request: float, depth: int) -> float:
+        return 0.01 * (1.0 + 0.3 * tokens_per_request + 0.05 * depth)
+
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(controller, [acceptance] * 8, near_s).run(600)
+    known: list[bool] = []
+    earn = controller.budget.earn
+
+    def earn_and_note(is_comparing: bool = False, is_far: bool = False) -> None:
+        known.append(is_far)
+        earn(is_comparing, is_far)
+
+    monkeypatch.setattr(controller.budget, "earn", earn_and_note)
+    engine.run(400)
+    share = statistics.fmean(known)
+    assert share > 0.9 if is_far else share < 0.1

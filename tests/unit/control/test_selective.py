@@ -199,3 +199,16 @@ def test_texts_that_are_hard_for_a_while_are_drafted_throughout() -> None:
     engine.run(1500)
     assert engine.share_drafting(3500, 4500) < 0.15
     assert engine.over_off(3500, 4500) > 0.985
+
+
+def test_a_trial_from_off_leaves_drafts_to_the_worker() -> None:
+    """As drafting would that follows: whoever verified all of them would see a loss."""
+    engine = ScoredEngine(lambda step: 0.05, is_telling=True).run(1000)
+    assert engine.share_drafting(500, 1000) < 0.25
+    engine.share_easy = lambda step: 0.45
+    engine.run(500)
+    later = engine.decisions[250:]
+    probes = [d for d in later if d.reason == "probe" and d.draft_depth]
+    looks = [d for d in probes if d.stop_rule is None]
+    assert len(probes) > len(looks) > 10
+    assert not any(k for look in looks for k in look.num_draft_tokens.values())
