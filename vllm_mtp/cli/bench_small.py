@@ -56,6 +56,7 @@ def off(
         str, typer.Option(help="Requests at a time, comma-separated.")
     ] = "1,16",
     request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
     repeats: Annotated[int, typer.Option(help="Timed rounds of each engine.")] = 7,
     output: Annotated[Path, typer.Option(help="Folder for off-<hardware>.json.")] = (
         Path()
@@ -74,6 +75,7 @@ def off(
             model=model,
             concurrencies=parse_list("concurrency", concurrency, int),
             request_tokens=request_tokens,
+            temperature=temperature,
             num_repeats=repeats,
             output=output,
         )
@@ -102,6 +104,13 @@ def drafting(
             "a few megabytes, which the caches hold, longer turns are fairer."
         ),
     ] = 0.2,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16. Greedy texts of all contenders must "
+            "agree in float32; in the others near-ties may flip."
+        ),
+    ] = "float32",
     draft_vocab: Annotated[
         Path | None, typer.Option(help="A list, for one more contender.")
     ] = None,
@@ -129,6 +138,7 @@ def drafting(
             num_warm_ups=warm_ups,
             num_repeats=repeats,
             turn_seconds=turn_seconds,
+            dtype=dtype,
             draft_vocab=draft_vocab,
             label=label,
             output=output,

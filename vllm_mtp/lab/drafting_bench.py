@@ -14,7 +14,7 @@ Result (JSON)::
                                    .acceptance_per_position
                                    .draft_columns       tokens to draft from, at the end
     contenders.<name>       speculative config
-    identical_texts         greedy only, else null
+    identical_texts         greedy and in float32 only, else null
     options, provenance
 """
 
@@ -35,7 +35,7 @@ from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import TURN_S, EngineGroup
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.grid_options import DTYPES, refuse
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -64,6 +64,7 @@ class DraftingOptions:
         num_warm_ups: Untimed rounds, in which the vocabulary is learnt.
         num_repeats: Timed rounds of each contender and concurrency.
         turn_seconds: How long an engine works before the next one's turn.
+        dtype: Weights and arithmetic.
         draft_vocab: A list, for one more contender.
         label: Part of the result's name.
         output: Folder for the result.
@@ -78,6 +79,7 @@ class DraftingOptions:
     num_warm_ups: int = 6
     num_repeats: int = 5
     turn_seconds: float = TURN_S
+    dtype: str = "float32"
     draft_vocab: Path | None = None
     label: str = ""
     output: Path = Path()
@@ -103,12 +105,19 @@ class DraftingOptions:
                 refuse(field, value, f"a number from {low:g} to {high:g}")
         if not 0 < self.top_p <= 1:
             refuse("top-p", self.top_p, "a number above 0, at most 1")
+        if self.dtype not in DTYPES:
+            refuse("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         for value in self.concurrencies:
             if not 1 <= value <= MAX_CONCURRENCY:
                 allowed = f"numbers from 1 to {MAX_CONCURRENCY}"
                 refuse("concurrency", value, allowed)
         if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
             refuse("output", str(self.output), "a folder that exists and is writable")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all texts must agree: in a shorter format near-ties may flip."""
+        return self.temperature == 0 and self.dtype == "float32"
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = room_for(options.request_tokens)
-        size = EngineSize(model, longest, most)
+        size = EngineSize(model, longest, most, options.dtype)
         prompts = start_engines(group, options.contenders, size, logs)
         waves = draw_waves(prompts, options)
         for concurrency in options.concurrencies:
@@ -241,7 +250,7 @@ def summarise_drafting(
             for concurrency, rounds in cells.items()
         },
         "contenders": options.contenders,
-        "identical_texts": None if options.temperature else texts_agree,
+        "identical_texts": texts_agree if options.is_exact else None,
         "options": asdict(options)
         | {
             "output": str(options.output),

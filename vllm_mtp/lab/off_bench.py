@@ -10,7 +10,8 @@ Result (JSON)::
                                      geometric mean of the two without speculation
                        .none_again   the second one to the first
                        .step_ms      median step time of each engine
-    identical_texts, options, provenance
+    identical_texts         greedy only, else null
+    options, provenance
 """
 
 import os
@@ -42,6 +43,7 @@ CONTENDERS: dict[str, dict[str, Any] | None] = {
 MAX_CONCURRENCY = 256
 MAX_REQUEST_TOKENS = 512
 MAX_REPEATS = 100
+MAX_TEMPERATURE = 2.0
 
 Round = Mapping[str, Mapping[str, Any]]
 
@@ -54,6 +56,7 @@ class OffOptions:
         model: Folder, hub name, or None for the bundled checkpoint.
         concurrencies: Requests at a time.
         request_tokens: Tokens of every request.
+        temperature: Of sampling; 0 is greedy.
         num_repeats: Timed rounds of each engine and concurrency.
         output: Folder for the result.
     """
@@ -61,6 +64,7 @@ class OffOptions:
     model: str | None = None
     concurrencies: tuple[int, ...] = (1, 16)
     request_tokens: int = 128
+    temperature: float = 0.0
     num_repeats: int = 7
     output: Path = Path()
 
@@ -77,6 +81,9 @@ class OffOptions:
         if not 2 <= self.request_tokens <= MAX_REQUEST_TOKENS:
             allowed = f"a number from 2 to {MAX_REQUEST_TOKENS}"
             refuse("request-tokens", self.request_tokens, allowed)
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            allowed = f"a number from 0 to {MAX_TEMPERATURE:g}"
+            refuse("temperature", self.temperature, allowed)
         if not 1 <= self.num_repeats <= MAX_REPEATS:
             refuse("repeats", self.num_repeats, f"a number from 1 to {MAX_REPEATS}")
         if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
@@ -105,7 +112,7 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
         prompts = start_engines(group, CONTENDERS, size, logs)
         for concurrency in options.concurrencies:
             console.print(f"{concurrency} requests at a time", highlight=False)
-            wave = pinned_wave(prompts, concurrency, options.request_tokens)
+            wave = pinned_wave(prompts, concurrency, options)
             cells[concurrency] = play_repeats(
                 group, [wave], concurrency, options.num_repeats, console
             )
@@ -119,13 +126,13 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
 
 
 def pinned_wave(
-    prompts: Prompts, concurrency: int, request_tokens: int
+    prompts: Prompts, concurrency: int, options: OffOptions
 ) -> list[dict[str, Any]]:
     """Requests whose K is pinned to 0; engines without speculation do not care."""
     own = prompts.own[CODE]
     sampling = {
-        "temperature": 0.0,
-        "max_tokens": request_tokens,
+        "temperature": options.temperature,
+        "max_tokens": options.request_tokens,
         "extra_args": {METHOD: {"k": 0}},
     }
     return [
@@ -148,7 +155,7 @@ def summarise_off(
             str(concurrency): _summarise_cell(rounds)
             for concurrency, rounds in cells.items()
         },
-        "identical_texts": texts_agree,
+        "identical_texts": None if options.temperature else texts_agree,
         "options": asdict(options) | {"output": str(options.output)},
         "provenance": collect_provenance(sys.argv),
     }
@@ -169,8 +176,9 @@ def print_off(result: Mapping[str, Any], console: Console) -> None:
             f"{cell['step_ms'][NO_SPECULATION]:.1f}",
         )
     console.print(table)
-    same = "the same" if result["identical_texts"] else "DIFFERENT"
-    console.print(f"Greedy texts: {same} from all engines")
+    if result["identical_texts"] is not None:
+        same = "the same" if result["identical_texts"] else "DIFFERENT"
+        console.print(f"Greedy texts: {same} from all engines")
 
 
 def _summarise_cell(rounds: Sequence[Round]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ PROMPTS = Prompts(own={"code": [[i] for i in range(20)]}, contexts={}, vocab_siz
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed"),
         ({"num_warm_ups": -1}, "warm-ups: -1 is not allowed"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not allowed; must be one of float32"),
         ({"output": Path("/nowhere")}, "output: '/nowhere' is not allowed"),
     ],
 )
@@ -109,3 +110,16 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
     print_drafting(result, Console(file=text, width=100))
     assert "0.90 0.40 0.10" in text.getvalue()
     assert "4096" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [({}, False), ({"temperature": 1.0}, None), ({"dtype": "bfloat16"}, None)],
+)
+def test_texts_must_agree_where_nothing_is_random_or_rounded(
+    change: dict[str, Any], verdict: bool | None, tmp_path: Path
+) -> None:
+    options = DraftingOptions(**({"output": tmp_path, "concurrencies": (1,)} | change))
+    texts = dict.fromkeys(options.contenders, figures(1.0, [36, 20, 4]))
+    texts["mtp_plus"] = figures(1.0, [36, 20, 4], "another")
+    assert summarise_drafting(options, {1: [texts]})["identical_texts"] is verdict

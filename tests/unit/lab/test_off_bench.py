@@ -18,6 +18,7 @@ PROMPTS = Prompts(own={"code": [[1, 2], [3, 4]]}, contexts={}, vocab_size=9)
     [
         ({"concurrencies": (1, 0)}, "concurrency: 0 is not allowed; must be numbers"),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),
+        ({"temperature": 3.0}, "temperature: 3.0 is not allowed; must be a number"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),
         ({"output": Path("/nowhere")}, "output: '/nowhere' is not allowed"),
     ],
@@ -30,8 +31,9 @@ def test_a_wrong_option_is_named_with_its_value(
     assert words in str(error.value)
 
 
-def test_every_request_is_pinned_to_0() -> None:
-    wave = pinned_wave(PROMPTS, 3, 40)
+def test_every_request_is_pinned_to_0(tmp_path: Path) -> None:
+    wave = pinned_wave(PROMPTS, 3, OffOptions(output=tmp_path, temperature=1.0))
+    assert {each["sampling"]["temperature"] for each in wave} == {1.0}
     assert [each["prompt"] for each in wave] == [[1, 2], [3, 4], [1, 2]]
     pins = {pinned_draft_length(each["sampling"]["extra_args"], 8) for each in wave}
     assert pins == {0}
@@ -61,3 +63,5 @@ def test_the_ratio_is_to_both_engines_without_speculation(tmp_path: Path) -> Non
     assert result["identical_texts"]
     cells[1][0]["mtp_plus"] = figures(1.0, "another")
     assert not summarise_off(options, cells)["identical_texts"]
+    sampled = OffOptions(output=tmp_path, temperature=1.0)
+    assert summarise_off(sampled, cells)["identical_texts"] is None
