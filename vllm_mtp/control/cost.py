@@ -120,6 +120,20 @@ class ExpectedTimes:
             self._cache[key] = self._of(self._layout.mixed(draft_tokens, depth))
         return self._cache[key]
 
+    def undrafted(self, draft_tokens: float, is_uniform: bool) -> Estimate:
+        """Of a step that verifies so many tokens per request and drafts none.
+
+        Args:
+            draft_tokens: The mean over the requests.
+            is_uniform: All have equally many.
+        """
+        layout = self._layout
+        if is_uniform:
+            features = layout.uniform(round(draft_tokens), 0)
+        else:
+            features = layout.mixed(draft_tokens, 0)
+        return self._of(layout.undrafted(features))
+
     def mixed_curve(self, depth: int) -> list[float]:
         """Expected seconds at 0, 1/2, 1, ... draft tokens per request."""
         tiers = self._times.mixed_tiers(self._layout, depth)

@@ -207,15 +207,13 @@ class Probing:
 
     def _price_of_verifying(self, plan: Plan, now: Situation) -> float:
         if now.is_off:
-            # Drafting and verifying apart, each beside the other half of a step
-            # without drafts.
+            # Drafting and verifying, one step after the other.
             off_s = now.plan.seconds
             num_requests = max(len(now.requests), 1)
+            share = self._sample_size(num_requests) / num_requests
             drafting_s = now.times.uniform(0, plan.depth).seconds - off_s
-            verifying_s = now.times.uniform(plan.depth, 0).seconds - off_s
-            size = self._sample_size(num_requests)
-            share = size / num_requests
-            lost_s = max(drafting_s, 0.0) + share * max(verifying_s, 0.0)
+            verifying = now.times.undrafted(share * plan.depth, share == 1.0)
+            lost_s = max(drafting_s, 0.0) + max(verifying.seconds - off_s, 0.0)
             # What is accepted is no loss.
             lost_s -= share * (plan.tokens / num_requests - 1.0) * off_s
             lost_s += now.catch_up_s

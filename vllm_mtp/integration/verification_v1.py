@@ -12,7 +12,7 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm_mtp.drafting.temperature import MAX_ROWS
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
 from vllm_mtp.integration.logits_processors_v1 import add_bias, cut_by_min_p
-from vllm_mtp.verification.block import sample_block
+from vllm_mtp.verification.block import REJECTED, sample_block
 
 _STEPS_BETWEEN_LESSONS = 4
 
@@ -161,19 +161,25 @@ def verify_blocks(
     device = target_logits.device
     generators = sampling_metadata.generators
     lengths = torch.tensor(num_draft_tokens, device=device)
-    noise = torch.empty(len(lengths), target_logits.shape[1], device=device)
+    # Often few of them have drafts, and each takes as long as sampling a token.
+    drafted = [request for request, length in enumerate(num_draft_tokens) if length]
+    noise = torch.empty(len(drafted), target_logits.shape[1], device=device)
     noise.exponential_()
-    for request, generator in generators.items():
-        # Nothing random for requests without drafts, or seeds would mean other texts.
-        if num_draft_tokens[request]:
-            noise[request].exponential_(generator=generator)
-    output = sample_block(
+    for row, request in enumerate(drafted):
+        if request in generators:
+            noise[row].exponential_(generator=generators[request])
+    requests = torch.tensor(drafted, device=device)
+    output = bonus_token_ids.new_full(
+        (len(lengths), max_spec_len + 1), REJECTED, dtype=torch.int32
+    )
+    output[:, 0] = bonus_token_ids[:, 0]
+    output[requests] = sample_block(
         draft_token_ids,
-        cu_num_draft_tokens.long() - lengths,
-        lengths,
+        (cu_num_draft_tokens.long() - lengths)[requests],
+        lengths[requests],
         draft_probs,
         target_logits.softmax(dim=-1, dtype=torch.float32),
-        bonus_token_ids[:, 0],
+        bonus_token_ids[requests, 0],
         theirs.generate_uniform_probs(
             len(draft_token_ids), num_draft_tokens, generators, device
         ),

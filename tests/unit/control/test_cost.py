@@ -306,6 +306,23 @@ def test_verifying_without_drafting_does_not_make_draft_steps_seem_cheap() -> No
     for length, depth in [(1, 1), (0, 0)]:
         expected = times.uniform(length, depth).seconds
         assert expected == pytest.approx(idle_pass_s(length, depth), rel=0.03)
+    undrafted = times.undrafted(1, is_uniform=True).seconds
+    assert undrafted == pytest.approx(idle_pass_s(1, 0), rel=0.03)
     # Two draft steps were never seen.
     step_s = times.uniform(1, 2).seconds - times.uniform(1, 1).seconds
     assert step_s > 0.08 * BASE_S
+
+
+def test_verifying_the_drafts_of_some_without_drafting_is_known_by_its_mean() -> None:
+    rng, model = random.Random(3), CostModel(K_MAX)
+    for _ in range(60):
+        for lengths, depth, relative in [
+            *[([0] * 8, 0, 1.0)] * 8,
+            ([0] * 8, 1, 1.2),
+            ([1, 1, 0, 0, 0, 0, 0, 0], 0, 1.45),
+        ]:
+            seconds = BASE_S * relative * rng.lognormvariate(0, 0.02)
+            model.observe(outcome(lengths, depth, seconds))
+    times = model.times(8, 500)
+    some = times.undrafted(0.25, is_uniform=False).seconds
+    assert some == pytest.approx(1.45 * BASE_S, rel=0.05)

@@ -19,6 +19,9 @@ class LineTimes:
     def uniform(self, draft_length: int, depth: int) -> Estimate:
         return Estimate(0.020 + 0.001 * draft_length + 0.001 * depth, 0.01)
 
+    def undrafted(self, draft_tokens: float, is_uniform: bool) -> Estimate:
+        return Estimate(0.021 + 0.001 * draft_tokens, 0.01)
+
 
 def batch(unseen: list[int]) -> list[DecodeRequest]:
     return [DecodeRequest(f"r{i}", 500, True, None, n) for i, n in enumerate(unseen)]
@@ -105,6 +108,24 @@ def test_from_off_a_probe_waits_for_requests_that_need_little_catching_up(
         assert len(probed) > 20
         assert max(probed) <= most_unseen
         assert (max(probed) > 96) == (life > 96)
+
+
+@pytest.mark.parametrize(("num_requests", "share"), [(32, 0.25), (4, 1.0)])
+def test_a_look_costs_its_two_steps(num_requests: int, share: float) -> None:
+    """The MTP layers pass over all rows of both, whoever has a draft."""
+    options = ExplorationOptions(grant_lasts_steps=0, pause_steps=0)
+    probing = Probing(options, MARGIN, compares_drafts=False)
+    times: Any = LineTimes()
+    off = Plan(0, 0.0, num_requests, 0.02, 50.0 * num_requests)
+    look = Plan(1, 0.0, 1.1 * num_requests, 0.03, 51.0 * num_requests)
+    now = Situation(off, times, batch([0] * num_requests), 0.0)
+    probing.look_for([now.plan, look], now)
+    before = probing.budget.saved_steps
+    assert probing.step(now) is not None
+    drafting, verifying = 1 / 20, (1 + share) / 20
+    accepted = 0.1 * share
+    price = drafting + verifying - accepted
+    assert before - probing.budget.saved_steps == pytest.approx(price)
 
 
 def test_after_a_surprise_no_probe_waits() -> None:
