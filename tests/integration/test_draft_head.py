@@ -11,6 +11,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.integration import rounded_weights
 from vllm_mtp.integration.draft_head import DraftHead, shards_of
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 1000, 320, 256
@@ -92,3 +93,28 @@ def test_a_bias_is_that_of_the_rows() -> None:
     )
     assert torch.equal(found, bias[vocabulary.token_ids])
     assert DraftHead(heads[0], vocabulary).bias_of(None) is None
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="no AVX512-VNNI")
+def test_rows_in_8_bits_follow_the_vocabulary_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounded_weights, "MIN_WEIGHTS", NUM_ROWS * HIDDEN_SIZE)
+    whole = head(0, 1)
+    vocabulary = DraftVocabulary(NUM_ROWS, shards_of(whole), {5}, torch.device("cpu"))
+    rounded = DraftHead(whole, vocabulary, is_rounded=True)
+    generator = torch.Generator().manual_seed(1)
+    met = set()
+    for number in range(4):
+        hidden = torch.randn(3, HIDDEN_SIZE, generator=generator)
+        found = rounded.quant_method.apply(rounded, hidden)
+        wanted = hidden @ WEIGHT[vocabulary.token_ids].t()
+        # After the second round they are too few to be rounded.
+        least, most = (1e-4, 0.02) if number < 2 else (0.0, 1e-5)
+        assert least <= (found - wanted).norm() / wanted.norm() < most
+        met.add(tuple(vocabulary.token_ids.tolist()))
+        vocabulary.observe(torch.randint(0, VOCAB_SIZE, (600,), generator=generator))
+        vocabulary.refresh()
+        if number == 1:
+            vocabulary.resize(NUM_ROWS // 2)
+    assert len(met) == 4

@@ -76,6 +76,7 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
         ({"draft_vocab": ""}, ["draft_vocab=''", "'auto' or 'full' or a file"]),
         ({"draft_vocab_size": 1}, ["draft_vocab_size=1", "from 128 to 1048576"]),
         ({"draft_vocab_size": 8192}, ["draft_vocab_size=8192", "at most 512"]),
+        ({"draft_weights": "int4"}, ["draft_weights='int4'", "'same' or 'int8'"]),
         ({"kv_rollback": "off"}, ["kv_rollback='off'", "'metadata' or 'scrub'"]),
     ],
 )
@@ -83,6 +84,12 @@ def test_options(mimo: Path, spec: dict[str, Any], words: list[str]) -> None:
     sentence = refusal(mimo, spec)
     assert "speculative_config." in sentence
     assert all(word in sentence for word in words), sentence
+
+
+def test_weights_in_8_bits_where_there_is_no_kernel(mimo: Path) -> None:
+    sentence = refusal(mimo, {"draft_weights": "int8"}, dtype="float16")
+    assert "speculative_config.draft_weights='int8'" in sentence
+    assert "float32 or bfloat16, not quantized; leave it unset" in sentence
 
 
 def test_a_draft_vocabulary_of_another_model(mimo: Path, tmp_path: Path) -> None:

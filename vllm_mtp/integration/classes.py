@@ -13,6 +13,7 @@ from vllm_mtp.integration import (
     response_metrics,
     stat_logger,
 )
+from vllm_mtp.integration.draft_weights import check_draft_weights
 from vllm_mtp.integration.settings import settings_of, trace_path
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
@@ -70,6 +71,7 @@ def _refuse_contradictions(config: VllmConfig) -> None:
     own = settings_of(config)
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
+    check_draft_weights(config)
     if own.kv_rollback == "scrub":
         _refuse_scrub_where_slots_are_elsewhere(config.parallel_config)
     ranks = config.parallel_config.data_parallel_size

@@ -20,6 +20,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary, Shard
+from vllm_mtp.integration.rounded_weights import (
+    RoundedLinear,
+    is_large,
+    round_rows,
+)
 
 PLAIN_METHODS = (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)
 _COLUMNS_AT_A_TIME = 256
@@ -54,13 +59,17 @@ class DraftHead(nn.Module):
     weight: torch.Tensor
 
     def __init__(
-        self, head: VocabParallelEmbedding, vocabulary: DraftVocabulary
+        self,
+        head: VocabParallelEmbedding,
+        vocabulary: DraftVocabulary,
+        is_rounded: bool = False,
     ) -> None:
         """Copy the rows; they follow the vocabulary from now on.
 
         Args:
             head: The target's head or the MTP layer's own, loaded.
             vocabulary: Names the rows.
+            is_rounded: Multiply by them in 8 bits, if that pays; on a CPU only.
         """
         super().__init__()
         self.tp_size = head.tp_size
@@ -72,6 +81,9 @@ class DraftHead(nn.Module):
             head, rows
         )
         self._vocabulary = vocabulary
+        self._is_rounded = is_rounded
+        self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Rows in 8 bits and their scales."""
         self.register_buffer("weight", torch.empty(0), False)
         self._begin_anew()
         vocabulary.on_rows_changed.append(self._follow)
@@ -96,6 +108,8 @@ class DraftHead(nn.Module):
         self.shard_indices = _ShardIndices(first_row)
         self._own = slice(first_row, first_row + num_rows)
         self.weight = self._read(self._vocabulary.token_ids[self._own])
+        is_rounded = self._is_rounded and is_large(self.weight)
+        self._rounded = round_rows(self.weight) if is_rounded else None
         self._pack()
 
     def _follow(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -107,7 +121,11 @@ class DraftHead(nn.Module):
             return
         is_own = (slots >= self._own.start) & (slots < self._own.stop)
         if is_own.any():
-            self.weight[slots[is_own] - self._own.start] = self._read(token_ids[is_own])
+            places = slots[is_own] - self._own.start
+            self.weight[places] = rows = self._read(token_ids[is_own])
+            if self._rounded is not None:
+                for kept, new in zip(self._rounded, round_rows(rows), strict=True):
+                    kept[places] = new
             self._pack()
 
     def _pack(self) -> None:
@@ -117,7 +135,9 @@ class DraftHead(nn.Module):
         happens once in 64 at most. Multiplying by the plain rows took longer than by
         all of a packed head, for 8 requests.
         """
-        if self.weight.device.type == "cpu":
+        if self._rounded is not None:
+            self.cpu_linear = RoundedLinear(*self._rounded, self.weight.dtype)
+        elif self.weight.device.type == "cpu":
             dispatch_cpu_unquantized_gemm(self, remove_weight=False)
 
 

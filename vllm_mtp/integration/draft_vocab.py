@@ -26,6 +26,7 @@ from vllm_mtp.integration.draft_head import (
     replace_logits_processors,
     shards_of,
 )
+from vllm_mtp.integration.draft_weights import rounds_drafts
 from vllm_mtp.integration.settings import settings_of
 from vllm_mtp.integration.vocabulary_news import VocabularyNews
 
@@ -207,7 +208,9 @@ class VocabularyDrafting:
             self._heads[id(head)] = None
         else:
             # It holds on to the head, whose id is not another's then.
-            self._heads[id(head)] = DraftHead(head, self._policy.vocabulary)
+            self._heads[id(head)] = DraftHead(
+                head, self._policy.vocabulary, rounds_drafts(self._config)
+            )
 
     def _draft_from_all(self) -> None:
         """There is a head of which no rows can be taken, or too few."""

@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.config import VllmConfig, replace
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.integration.draft_constraints_v1 import DraftConstraints
 from vllm_mtp.integration.draft_vocab import VocabularyDrafting
+from vllm_mtp.integration.draft_weights import rounds_drafts
 from vllm_mtp.integration.grammar_v1 import DraftGrammars, may_mask_drafts
+from vllm_mtp.integration.rounded_weights import RoundedDrafts, round_plain_layers
 
 
 class DraftsFromVocabulary(SpecDecodeBaseProposer):
@@ -19,8 +22,16 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
     """None before weights are loaded."""
     model_runner: Any
 
+    def _create_draft_vllm_config(self) -> VllmConfig:
+        config = super()._create_draft_vllm_config()
+        if rounds_drafts(self.vllm_config):
+            config = replace(config, quant_config=RoundedDrafts())
+        return config
+
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
+        if rounds_drafts(self.vllm_config):
+            round_plain_layers(self.model)
         self.draft_vocab = VocabularyDrafting(self.vllm_config, self.device)
         self.draft_vocab.install(self.model)
         model_config = self.vllm_config.model_config

@@ -159,7 +159,28 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam("core", _LAYERS + "vocab_parallel_embedding.UnquantizedEmbeddingMethod"),
-    Seam("core", _LAYERS + "linear.UnquantizedLinearMethod"),
+    Seam(
+        "core",
+        _LAYERS + "linear.UnquantizedLinearMethod.process_weights_after_loading",
+        ("layer",),
+    ),
+    # Weights in 8 bits (rounded_weights.py)
+    Seam(
+        "v1",
+        "vllm.model_executor.kernels.linear.init_int8_linear_kernel",
+        (
+            "is_channelwise",
+            "is_static_input_scheme",
+            "input_symmetric",
+            "module_name",
+        ),
+    ),
+    Seam(
+        "v1",
+        _LAYERS + "quantization.base_config.QuantizationConfig.get_quant_method",
+        ("layer", "prefix"),
+    ),
+    Seam("v1", _PROPOSER + "_create_draft_vllm_config"),
     Seam("core", _SCHED + "output.NewRequestData", ("prompt_token_ids",)),
     Seam("core", "vllm.tokenizers.cached_tokenizer_from_config", ("model_config",)),
     Seam("v1", _PROPOSER + "load_model", ("target_model",)),

@@ -1,10 +1,11 @@
-"""What drafting gains from a draft vocabulary and from drawing like the target.
+"""What drafting gains from less to multiply by and from drawing like the target.
 
 All contenders draft the same fixed number of tokens, so that nothing but the drafts
-differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary and with a part of
-it. Where requests are sampled, vLLM drafts greedily or draws with the temperature
-alone. All serve the same requests in short turns (`grid_engines`); every round
-has other prompts, so what a draft vocabulary has learnt is not what is asked next.
+differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary, with a part of it,
+and by default: with that part and, on a CPU, weights in 8 bits. Where requests are
+sampled, vLLM drafts greedily or draws with the temperature alone. All serve the same
+requests in short turns (`grid_engines`); every round has other prompts, so what a draft
+vocabulary has learnt is not what is asked next.
 
 Result (JSON)::
 
@@ -46,6 +47,8 @@ MAX_ROUNDS = 100
 MAX_TEMPERATURE = 2.0
 MIN_TURN_S, MAX_TURN_S = 0.05, 60.0
 BASELINE = VLLM_METHOD
+SAME_WEIGHTS = {"draft_weights": "same"}
+"""Of contenders that show what a draft vocabulary does alone."""
 
 Figures = Mapping[str, Any]
 
@@ -151,13 +154,14 @@ class DraftingOptions:
         listed = {}
         if self.draft_vocab is not None:
             path = str(self.draft_vocab.resolve())
-            listed[f"{METHOD}, list"] = ours | {"draft_vocab": path}
+            listed[f"{METHOD}, list"] = ours | SAME_WEIGHTS | {"draft_vocab": path}
         return {
             NO_SPECULATION: None,
             BASELINE: theirs,
             **drawn,
-            f"{METHOD}, full": ours | {"draft_vocab": "full"},
+            f"{METHOD}, full": ours | SAME_WEIGHTS | {"draft_vocab": "full"},
             **listed,
+            f"{METHOD}, same weights": ours | SAME_WEIGHTS,
             METHOD: ours,
         }
 

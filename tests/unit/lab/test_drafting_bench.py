@@ -49,6 +49,7 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
         "mtp",
         "mtp_plus, full",
         "mtp_plus, list",
+        "mtp_plus, same weights",
         "mtp_plus",
     ]
     sampled = DraftingOptions(output=tmp_path, temperature=1.0)
@@ -88,6 +89,7 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
                 names,
                 [
                     figures(4.0, []),
+                    figures(scale, [36, 20, 4]),
                     figures(scale, [36, 20, 4]),
                     figures(scale, [36, 20, 4]),
                     figures(scale / 1.25, [36, 16, 4]),

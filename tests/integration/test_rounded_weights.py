@@ -1,0 +1,117 @@
+"""Weights in 8 bits multiply nearly like those that they were rounded from."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from vllm.model_executor.layers.linear import LinearBase
+
+from vllm_mtp.integration.rounded_weights import (
+    MIN_WEIGHTS,
+    RoundedDrafts,
+    RoundedLinear,
+    round_plain_layers,
+    round_rows,
+)
+
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="no CPU with AVX512-VNNI"
+)
+
+SIZE = (1024, 1024)
+assert SIZE[0] * SIZE[1] == MIN_WEIGHTS
+ERROR = 0.02
+"""Of a product, relative to its norm."""
+
+
+def random(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.float() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 7, 33])
+def test_a_product_is_nearly_the_same(dtype: torch.dtype, num_rows: int) -> None:
+    weight, bias = random(*SIZE), random(SIZE[0], seed=1)
+    weight[5] = 0.0
+    rounded = RoundedLinear(*round_rows(weight.to(dtype)), dtype)
+    x = random(num_rows, SIZE[1], seed=2)
+    found = rounded(x.to(dtype), None, bias.to(dtype))
+    assert found.dtype == dtype
+    assert 1e-4 < error(found, nn.functional.linear(x, weight, bias)) < ERROR
+    assert torch.equal(found[:, 5], bias.to(dtype)[5].expand(num_rows))
+
+
+def test_rows_of_another_form_are_taken() -> None:
+    weight = random(*SIZE)
+    rounded = RoundedLinear(*round_rows(weight), torch.float32)
+    x = random(SIZE[1], 6, seed=3).t()
+    assert not x.is_contiguous()
+    assert error(rounded(x), x @ weight.t()) < ERROR
+    assert torch.equal(rounded(x.reshape(2, 3, -1)).reshape(6, -1), rounded(x))
+    # Padding is zeros.
+    assert torch.equal(rounded(torch.zeros(2, SIZE[1])), torch.zeros(2, SIZE[0]))
+
+
+def layer(weight: torch.Tensor, **attributes: Any) -> Any:
+    """As much of a linear layer as vLLM's method asks for."""
+    found = nn.Module()
+    found.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    for name, value in attributes.items():
+        setattr(found, name, value)
+    return found
+
+
+def method() -> Any:
+    linear = object.__new__(LinearBase)
+    return RoundedDrafts().get_quant_method(linear, "model.mtp.qkv_proj")
+
+
+def test_a_large_layer_is_rounded_and_a_small_one_is_not() -> None:
+    for size, least, most in [(SIZE, 1e-4, ERROR), ((512, 1024), 0.0, 1e-5)]:
+        weight, x = random(*size), random(3, size[1], seed=1)
+        loaded, how = layer(weight), method()
+        how.process_weights_after_loading(loaded)
+        assert not loaded.weight.numel(), "nobody needs it any more"
+        assert least <= error(how.apply(loaded, x), x @ weight.t()) < most
+
+
+def test_a_layer_whose_weights_are_read_is_left_alone() -> None:
+    weight = random(*SIZE)
+    loaded = layer(weight, _cpu_skip_gemm_dispatch=True)
+    method().process_weights_after_loading(loaded)
+    assert torch.equal(loaded.weight, weight)
+
+
+def test_what_is_no_linear_layer_of_vllms_has_no_method_of_ours() -> None:
+    for other in (nn.Module(), nn.Linear(4, 4), nn.Embedding(4, 4)):
+        assert RoundedDrafts().get_quant_method(other, "any") is None
+
+
+def test_plain_layers_of_torch_are_rounded_if_large() -> None:
+    model = nn.Sequential(
+        nn.Linear(2048, 512), SimpleModule(nn.Linear(512, 64)), nn.Linear(64, 8)
+    )
+    x = random(5, 2048)
+    wanted = model(x)
+    small = model[2]
+    round_plain_layers(model)
+    assert type(model[0]) is not nn.Linear
+    assert model[2] is small
+    with torch.no_grad():
+        assert 1e-4 < error(model(x), wanted) < ERROR
+
+
+class SimpleModule(nn.Module):
+    """A layer inside of another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
