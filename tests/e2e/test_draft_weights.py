@@ -4,17 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.e2e.conftest import NUM_TOKENS, Reference
 from tests.support.engines import counters, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from vllm_mtp.integration.draft_weights import has_kernel
 from vllm_mtp.integration.rounded_weights import RoundedLinear
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
 
 pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="no CPU with AVX512-VNNI"
+    not has_kernel(), reason="no x86 CPU with AVX512-VNNI and without AMX"
 )
 
 FIXED = {"method": "mtp_plus", "controller": "fixed"}

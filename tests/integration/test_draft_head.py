@@ -13,6 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
 from vllm_mtp.integration import rounded_weights
 from vllm_mtp.integration.draft_head import DraftHead, shards_of
+from vllm_mtp.integration.draft_weights import has_kernel
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 1000, 320, 256
 WEIGHT = torch.randn(1024, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0))
@@ -95,7 +96,7 @@ def test_a_bias_is_that_of_the_rows() -> None:
     assert DraftHead(heads[0], vocabulary).bias_of(None) is None
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="no AVX512-VNNI")
+@pytest.mark.skipif(not has_kernel(), reason="no AVX512-VNNI, or AMX")
 def test_rows_in_8_bits_follow_the_vocabulary_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

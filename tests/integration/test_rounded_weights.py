@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.linear import LinearBase
 
+from vllm_mtp.integration.draft_weights import has_kernel
 from vllm_mtp.integration.rounded_weights import (
     MIN_WEIGHTS,
     RoundedDrafts,
@@ -16,7 +17,7 @@ from vllm_mtp.integration.rounded_weights import (
 )
 
 pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="no CPU with AVX512-VNNI"
+    not has_kernel(), reason="no x86 CPU with AVX512-VNNI and without AMX"
 )
 
 SIZE = (1024, 1024)

@@ -25,23 +25,27 @@ def check_draft_weights(vllm_config: Any) -> None:
     if wanted == "int8" and not _can_round(vllm_config):
         raise ConfigError(
             "speculative_config.draft_weights='int8' is not allowed here: it takes an "
-            "x86 CPU with AVX512-VNNI and a model whose weights are float32 or "
-            "bfloat16, not quantized; leave it unset."
+            "x86 CPU with AVX512-VNNI and without AMX, and a model whose weights are "
+            "float32 or bfloat16, not quantized; leave it unset."
         )
 
 
-def _can_round(vllm_config: Any) -> bool:
-    if not current_platform.is_cpu() or vllm_config.use_v2_model_runner:
+def has_kernel() -> bool:
+    """Whether this machine multiplies in 8 bits as it was tried."""
+    if not current_platform.is_cpu():
         return False
-    if current_platform.get_cpu_architecture() != CpuArchEnum.X86:
-        return False
-    dtype = vllm_config.model_config.dtype
-    # With tiles vLLM takes other kernels, made for bfloat16; never tried in float32.
-    has_kernel = dtype == torch.bfloat16 or (
-        dtype == torch.float32 and not torch.cpu._is_amx_tile_supported()
-    )
+    # With tiles (AMX) vLLM takes other kernels, which never were.
     return (
-        has_kernel
+        current_platform.get_cpu_architecture() == CpuArchEnum.X86
         and torch.cpu._is_vnni_supported()
+        and not torch.cpu._is_amx_tile_supported()
+    )
+
+
+def _can_round(vllm_config: Any) -> bool:
+    return (
+        has_kernel()
+        and not vllm_config.use_v2_model_runner
         and vllm_config.quant_config is None
+        and vllm_config.model_config.dtype in (torch.float32, torch.bfloat16)
     )
