@@ -18,14 +18,16 @@ import functools
 def register():
     from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler as theirs
 
-    right = theirs._verify
+    right = theirs.forward
 
     @functools.wraps(right)
-    def wrong(*args, **kwargs):
-        # The target's rows, each one place too late.
-        return right(*args[:6], args[6].roll(1, 0), *args[7:], **kwargs)
+    def wrong(self, metadata, draft_probs, logits, sampling_metadata):
+        if metadata.max_spec_len:
+            # The target's rows, each one place too late.
+            logits = logits.roll(1, 0)
+        return right(self, metadata, draft_probs, logits, sampling_metadata)
 
-    theirs._verify = wrong
+    theirs.forward = wrong
 """
 
 

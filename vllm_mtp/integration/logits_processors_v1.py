@@ -51,7 +51,8 @@ def all_processors() -> Iterator[None]:
                 vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs
             )
         processors = [kind(vllm_config, device, is_pin_memory) for kind in _BUILT_IN]
-        _, bias, min_p = processors
+        min_tokens, bias, min_p = processors
+        check_attributes(min_tokens, ("min_toks",))
         check_attributes(bias, ("biases",))
         check_attributes(min_p, ("min_p", "min_p_count"))
         return LogitsProcessors(processors)
@@ -77,6 +78,28 @@ def min_p_of(sampling_metadata: Any) -> MinPLogitsProcessor | None:
         if isinstance(processor, MinPLogitsProcessor) and processor.min_p_count:
             return processor
     return None
+
+
+def is_plainly_greedy(sampling_metadata: Any) -> bool:
+    """Whether each token of a batch is the likeliest one, and no more is asked for."""
+    given = sampling_metadata
+    if not given.all_greedy or given.max_num_logprobs is not None:
+        return False
+    thinking = given.thinking_budget_state_holder
+    return bool(
+        given.no_penalties
+        and given.allowed_token_ids_mask is None
+        and not given.bad_words_token_ids
+        and not given.logprob_token_ids
+        and not (thinking is not None and thinking.has_tracked_requests())
+        and all(map(_is_idle, given.logitsprocs.non_argmax_invariant))
+    )
+
+
+def _is_idle(processor: Any) -> bool:
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return not processor.min_toks
+    return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases
 
 
 def add_bias(

@@ -11,7 +11,11 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from vllm_mtp.drafting.temperature import MAX_ROWS
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
-from vllm_mtp.integration.logits_processors_v1 import add_bias, cut_by_min_p
+from vllm_mtp.integration.logits_processors_v1 import (
+    add_bias,
+    cut_by_min_p,
+    is_plainly_greedy,
+)
 from vllm_mtp.verification.block import REJECTED, sample_block
 
 _STEPS_BETWEEN_LESSONS = 4
@@ -47,12 +51,40 @@ class MTPPlusRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         if metadata.max_spec_len == 0:
             return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
-        output: SamplerOutput = self._sample_drafts(
-            self, metadata, draft_probs, logits, sampling_metadata
-        )
+        if is_plainly_greedy(sampling_metadata):
+            output = self._compare_drafts(metadata, logits, sampling_metadata)
+        else:
+            output = self._sample_drafts(
+                self, metadata, draft_probs, logits, sampling_metadata
+            )
         if self.after_verification is not None:
             self.after_verification(output.sampled_token_ids)
         return output
+
+    def _compare_drafts(
+        self,
+        metadata: Any,
+        # [num_draft_tokens + num_reqs, vocab_size]
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> SamplerOutput:
+        """Of greedy requests. vLLM copies every row twice before it looks for the
+        likeliest token, which takes twice as long as looking: 10 ms of 15 for 32 rows
+        of 131,072 tokens."""
+        # In float32, as vLLM without speculation.
+        choices = logits.to(torch.float32).argmax(dim=-1)
+        bonus_token_ids = choices[metadata.bonus_logits_indices].to(torch.int32)
+        sampled_token_ids = self._verify(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            metadata.max_spec_len,
+            metadata.cu_num_draft_tokens,
+            None,
+            _Choices(choices[metadata.target_logits_indices], logits.shape[1]),
+            bonus_token_ids[:, None],
+            sampling_metadata,
+        )
+        return SamplerOutput(sampled_token_ids, logprobs_tensors=None)
 
     def apply_logits_processors(
         self,
@@ -80,7 +112,7 @@ class MTPPlusRejectionSampler(RejectionSampler):
         # [num_draft_tokens, vocab_size], or columns of a draft vocabulary
         draft_probs: torch.Tensor | None,
         # [num_draft_tokens, vocab_size]
-        target_logits: torch.Tensor,
+        target_logits: Any,
         # [num_reqs, 1]
         bonus_token_ids: torch.Tensor,
         sampling_metadata: Any,
@@ -200,6 +232,26 @@ def verify_blocks(
     )
     is_greedy = sampling_metadata.temperature == theirs.GREEDY_TEMPERATURE
     return torch.where(is_greedy[:, None], greedy, output)
+
+
+class _Choices:
+    """As much of a greedy target's logits as ``rejection_sample`` asks for."""
+
+    ndim = 2
+
+    def __init__(
+        self,
+        # [num_draft_tokens] int64
+        token_ids: torch.Tensor,
+        vocab_size: int,
+    ) -> None:
+        self._token_ids = token_ids
+        self.shape, self.device = (len(token_ids), vocab_size), token_ids.device
+
+    def argmax(self, dim: int) -> torch.Tensor:
+        """The likeliest token of each row."""
+        assert dim == -1
+        return self._token_ids
 
 
 class _AllGreedy:
