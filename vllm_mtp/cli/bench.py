@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from vllm_mtp.cli import bench_small
-from vllm_mtp.cli.arguments import ModelOption
+from vllm_mtp.cli.arguments import DtypeOption, ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import (
     DEFAULT_DRAFT_LENGTH,
@@ -185,13 +185,7 @@ def grid(
             "vllm-mtp model expand."
         ),
     ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16. Greedy texts of all contenders must "
-            "agree in float32; in the others near-ties may flip."
-        ),
-    ] = "float32",
+    dtype: DtypeOption = "float32",
     long_context: Annotated[
         int, typer.Option(help="Tokens before the prompt in long cells.")
     ] = 1024,

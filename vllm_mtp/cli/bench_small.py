@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, ModelOption
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, DtypeOption, ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH
 
@@ -104,13 +104,7 @@ def drafting(
             "a few megabytes, which the caches hold, longer turns are fairer."
         ),
     ] = 0.2,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16. Greedy texts of all contenders must "
-            "agree in float32; in the others near-ties may flip."
-        ),
-    ] = "float32",
+    dtype: DtypeOption = "float32",
     draft_vocab: Annotated[
         Path | None, typer.Option(help="A list, for one more contender.")
     ] = None,
