@@ -108,6 +108,12 @@ def drafting(
     draft_vocab: Annotated[
         Path | None, typer.Option(help="A list, for one more contender.")
     ] = None,
+    ablations: Annotated[
+        bool,
+        typer.Option(
+            help="Also mtp_plus with the whole vocabulary, and with unrounded weights."
+        ),
+    ] = True,
     label: Annotated[str, typer.Option(help="Part of the result's name.")] = "",
     output: Annotated[
         Path, typer.Option(help="Folder for drafting-<label>-<hardware>.json.")
@@ -134,6 +140,7 @@ def drafting(
             turn_seconds=turn_seconds,
             dtype=dtype,
             draft_vocab=draft_vocab,
+            ablations=ablations,
             label=label,
             output=output,
         )

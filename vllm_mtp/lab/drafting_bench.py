@@ -69,6 +69,8 @@ class DraftingOptions:
         turn_seconds: How long an engine works before the next one's turn.
         dtype: Weights and arithmetic.
         draft_vocab: A list, for one more contender.
+        ablations: Whether `mtp_plus` also comes without its parts: with the whole
+            vocabulary, and with weights as they are. Two engines more.
         label: Part of the result's name.
         output: Folder for the result.
     """
@@ -84,6 +86,7 @@ class DraftingOptions:
     turn_seconds: float = TURN_S
     dtype: str = "float32"
     draft_vocab: Path | None = None
+    ablations: bool = True
     label: str = ""
     output: Path = Path()
 
@@ -151,17 +154,20 @@ class DraftingOptions:
             drawn[f"{METHOD}, tested singly"] = ours | {
                 "rejection_sample_method": "standard"
             }
+        unrounded = ours | SAME_WEIGHTS
         listed = {}
         if self.draft_vocab is not None:
             path = str(self.draft_vocab.resolve())
-            listed[f"{METHOD}, list"] = ours | SAME_WEIGHTS | {"draft_vocab": path}
+            listed[f"{METHOD}, list"] = unrounded | {"draft_vocab": path}
+        whole = {f"{METHOD}, full": unrounded | {"draft_vocab": "full"}}
+        same = {f"{METHOD}, same weights": unrounded}
         return {
             NO_SPECULATION: None,
             BASELINE: theirs,
             **drawn,
-            f"{METHOD}, full": ours | SAME_WEIGHTS | {"draft_vocab": "full"},
+            **(whole if self.ablations else {}),
             **listed,
-            f"{METHOD}, same weights": ours | SAME_WEIGHTS,
+            **(same if self.ablations else {}),
             METHOD: ours,
         }
 

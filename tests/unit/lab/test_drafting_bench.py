@@ -52,6 +52,8 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
         "mtp_plus, same weights",
         "mtp_plus",
     ]
+    few = DraftingOptions(output=tmp_path, ablations=False)
+    assert list(few.contenders) == ["none", "mtp", "mtp_plus"]
     sampled = DraftingOptions(output=tmp_path, temperature=1.0)
     assert {"mtp, drawn", "mtp_plus, tested singly"} <= set(sampled.contenders)
     for config in (*greedy.contenders.values(), *sampled.contenders.values()):
