@@ -17,6 +17,7 @@ from vllm_mtp.integration.logits_processors_v1 import (
     is_plainly_greedy,
 )
 from vllm_mtp.verification.block import REJECTED, sample_block
+from vllm_mtp.verification.likeliest import likeliest_tokens
 
 _STEPS_BETWEEN_LESSONS = 4
 
@@ -69,10 +70,8 @@ class MTPPlusRejectionSampler(RejectionSampler):
         sampling_metadata: Any,
     ) -> SamplerOutput:
         """Of greedy requests. vLLM copies every row twice before it looks for the
-        likeliest token, which takes twice as long as looking: 10 ms of 15 for 32 rows
-        of 131,072 tokens."""
-        # In float32, as vLLM without speculation.
-        choices = logits.to(torch.float32).argmax(dim=-1)
+        likeliest token: 10 of 15 ms for 32 rows of 131,072 tokens on a CPU."""
+        choices = likeliest_tokens(logits)
         bonus_token_ids = choices[metadata.bonus_logits_indices].to(torch.int32)
         sampled_token_ids = self._verify(
             metadata.draft_token_ids,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.grid_cells import PROMPT_TOKENS, Prompts
 from vllm_mtp.lab.grid_engines import (
+    BLOCK_TOKENS,
     START_TIMEOUT_S,
     EngineGroup,
     EngineProcess,
@@ -19,7 +21,10 @@ from vllm_mtp.lab.grid_engines import (
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.provenance import gpu_names
 
-KV_CACHE_MIB = 128
+_KV_CACHE_MIB = 128
+"""Where blocks are counted, and vLLM wants a size all the same."""
+_ROOM = 2
+"""Times what the running requests need: nobody is preempted, and prompts are kept."""
 NUM_WARM_UPS = 2
 """Untimed rounds: the controller learns, and prompts come into the prefix cache."""
 
@@ -38,14 +43,19 @@ class EngineSize(NamedTuple):
         max_model_len: Tokens of the longest request.
         max_num_seqs: Most requests at a time.
         dtype: Weights and arithmetic.
-        kv_cache_mib: KV cache of each.
+        kv_cache_mib: KV cache of each; None for as many blocks as requests need.
     """
 
     model: str
     max_model_len: int
     max_num_seqs: int
     dtype: str = "float32"
-    kv_cache_mib: int = KV_CACHE_MIB
+    kv_cache_mib: int | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of KV cache with which no request waits for another one."""
+        return _ROOM * self.max_num_seqs * ceil(self.max_model_len / BLOCK_TOKENS)
 
 
 def room_for(request_tokens: int) -> int:
@@ -80,9 +90,11 @@ def launch_engine(
         size.dtype,
         size.max_model_len,
         size.max_num_seqs,
-        size.kv_cache_mib,
+        size.kv_cache_mib or _KV_CACHE_MIB,
         bool(gpu_names()),
     )
+    if size.kv_cache_mib is None:
+        usual["num_gpu_blocks_override"] = size.num_blocks
     engine.tell("start", engine=usual | arguments)
     return engine
 

@@ -7,6 +7,8 @@ Model Runner V2 has vLLM's own kernel for it.
 
 import torch
 
+from vllm_mtp.verification.likeliest import likeliest_tokens
+
 REJECTED = -1
 """Where an output has no token; also a draft token that may not be kept."""
 
@@ -52,7 +54,7 @@ def sample_block(
     num_accepted = (accepts * counts).amax(dim=-1)
     is_whole = num_accepted == num_draft_tokens
     row = (first_rows + num_accepted).clamp(max=last_row)
-    recovered = (missing[row] / noise).argmax(dim=-1)
+    recovered = likeliest_tokens(missing[row] / noise)
     following = torch.where(is_whole, bonus_token_ids.long(), recovered)
     output = draft_token_ids.new_full((num_requests, longest + 1), REJECTED).long()
     is_kept = counts < num_accepted[:, None]
