@@ -114,6 +114,12 @@ def drafting(
             help="Also mtp_plus with the whole vocabulary, and with unrounded weights."
         ),
     ] = True,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            help="Let vLLM compile on a CPU, too, as a server does: minutes to start."
+        ),
+    ] = False,
     label: Annotated[str, typer.Option(help="Part of the result's name.")] = "",
     output: Annotated[
         Path, typer.Option(help="Folder for drafting-<label>-<hardware>.json.")
@@ -141,6 +147,7 @@ def drafting(
             dtype=dtype,
             draft_vocab=draft_vocab,
             ablations=ablations,
+            compiled=compiled,
             label=label,
             output=output,
         )

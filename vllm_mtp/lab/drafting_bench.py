@@ -71,6 +71,8 @@ class DraftingOptions:
         draft_vocab: A list, for one more contender.
         ablations: Whether `mtp_plus` also comes without its parts: with the whole
             vocabulary, and with weights as they are. Two engines more.
+        compiled: Let vLLM compile on a CPU, too, as it does unless told otherwise:
+            minutes for each engine.
         label: Part of the result's name.
         output: Folder for the result.
     """
@@ -87,6 +89,7 @@ class DraftingOptions:
     dtype: str = "float32"
     draft_vocab: Path | None = None
     ablations: bool = True
+    compiled: bool = False
     label: str = ""
     output: Path = Path()
 
@@ -191,7 +194,8 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = room_for(options.request_tokens)
         size = EngineSize(model, longest, most, options.dtype)
-        prompts = start_engines(group, options.contenders, size, logs)
+        compiled = {"enforce_eager": False} if options.compiled else {}
+        prompts = start_engines(group, options.contenders, size, logs, **compiled)
         waves = draw_waves(prompts, options)
         for concurrency in options.concurrencies:
             console.print(f"{concurrency} requests at a time", highlight=False)

@@ -104,6 +104,7 @@ def start_engines(
     contenders: Mapping[str, dict[str, Any] | None],
     size: EngineSize,
     logs: Path,
+    **arguments: Any,
 ) -> Prompts:
     """Start all contenders at once and wait for them.
 
@@ -112,12 +113,13 @@ def start_engines(
         contenders: Speculative config by name; one is `NO_SPECULATION`.
         size: Model and room for requests.
         logs: Folder for what vLLM prints.
+        **arguments: Of vLLM's ``EngineArgs``; they win.
 
     Raises:
         ServerError: An engine failed.
     """
     for name, config in contenders.items():
-        launch_engine(group, name, config, size, logs)
+        launch_engine(group, name, config, size, logs, **arguments)
     facts = [group.engines[name].answer(START_TIMEOUT_S) for name in contenders]
     sizes = GridOptions(concurrencies=(size.max_num_seqs,), output=logs)
     baseline = group.engines[NO_SPECULATION]
