@@ -114,9 +114,10 @@ class StepOutcome(NamedTuple):
 
     compared: tuple[RequestOutcome, ...] = ()
     """Requests that had a draft of which nothing was verified (K = 0): one token each,
-    accepted if it is the one that the target then sampled. Of a draft that was chosen
-    greedily this tells as much as a verification, for no rows. Known where drafts come
-    back to the scheduler (sync scheduling)."""
+    accepted if it is the one that the target then sampled or, where it was drawn, if it
+    stood verification's test against the row that was sampled from. This tells as much
+    as a verification, for no rows. Known where drafts come back to the scheduler (sync
+    scheduling)."""
 
     @property
     def num_draft_tokens(self) -> int:

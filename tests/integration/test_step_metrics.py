@@ -10,7 +10,12 @@ from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.integration import step_metrics
 from vllm_mtp.integration.stat_logger import take_stats
 from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.vocabulary_news import VocabularyNews, news_of, with_news
+from vllm_mtp.integration.vocabulary_news import (
+    VocabularyNews,
+    news_of,
+    verdicts_of,
+    with_news,
+)
 from vllm_mtp.metrics.stats import SpeculationStats
 from vllm_mtp.records import (
     DraftDecision,
@@ -151,18 +156,23 @@ def test_news_travel_with_an_output_sync_or_async() -> None:
 
     news = VocabularyNews(0.97, True)
     plain = ModelRunnerOutput(["a"], {"a": 0}, [[1, 2]])
-    told = with_news(plain, news)
+    told = with_news(plain, news, {"a": True})
     assert isinstance(told, ModelRunnerOutput)
     assert told.sampled_token_ids == [[1, 2]]
     assert news_of(told) == news
+    assert verdicts_of(told) == {"a": True}
 
     class Later(AsyncModelRunnerOutput):
         def get_output(self) -> ModelRunnerOutput:
             return plain
 
-    later = with_news(Later(), news)
+    later = with_news(Later(), news, {})
     assert isinstance(later, AsyncModelRunnerOutput)
     assert news_of(later.get_output()) == news
-    assert with_news(plain, None) is plain
-    assert with_news(None, news) is None
+    only_verdicts = with_news(plain, None, {"a": False})
+    assert news_of(only_verdicts) is None
+    assert verdicts_of(only_verdicts) == {"a": False}
+    assert with_news(plain, None, {}) is plain
+    assert with_news(None, news, {}) is None
     assert news_of(plain) is None
+    assert verdicts_of(plain) == {}

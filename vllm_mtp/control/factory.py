@@ -24,7 +24,8 @@ def make_controller(
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
         compares_drafts: outcomes hold drafts that were compared, not verified.
-        draws_drafts: those of sampled requests are drawn from the proposal.
+        draws_drafts: those of sampled requests are drawn from the proposal, and not
+            tested unless they are verified.
         stops_early: the worker follows a `StopRule`.
     """
     if config.controller == "random":

@@ -3,8 +3,8 @@
 A probe is a plan that is not the best one known, but may be: with luck in what it
 accepts, or in how long it takes. Never lost at K = 0: there *something* is tried now
 and then, verified or, where that is possible and cheaper, only compared with what the
-target samples. Not where drafts are drawn from the proposal: two draws from flat
-distributions hardly ever agree, but are nearly always accepted.
+target samples. Not where drafts are drawn from the proposal and nobody tests them: two
+draws from flat distributions hardly ever agree, but are nearly always accepted.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,8 @@ class Probing:
             options: Bounds of exploration.
             margin: Gain that another plan must promise.
             compares_drafts: Drafts can be compared without being verified.
-            draws_drafts: Those of sampled requests are drawn from the proposal.
+            draws_drafts: Those of sampled requests are drawn from the proposal, and
+                not tested unless they are verified.
         """
         self.options = options
         self.budget = ExplorationBudget(options)

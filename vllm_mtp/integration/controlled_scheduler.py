@@ -26,7 +26,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
-from vllm_mtp.integration.draft_sampling import draws_drafts
+from vllm_mtp.integration.draft_sampling import draws_drafts, judges_drafts
 from vllm_mtp.integration.early_stop import may_stop_early
 from vllm_mtp.integration.resting_steps import RestingSteps
 from vllm_mtp.integration.scheduled_steps import (
@@ -59,7 +59,7 @@ def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
         bound,
         depths,
         compares_drafts=compares_drafts,
-        draws_drafts=draws_drafts(vllm_config),
+        draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
     )
     if own.trace_path is None:

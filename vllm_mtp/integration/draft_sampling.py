@@ -44,6 +44,19 @@ def draws_drafts(vllm_config: Any) -> bool:
     return bool(speculation.draft_sample_method == DRAWN)
 
 
+def judges_drafts(vllm_config: Any) -> bool:
+    """Whether drawn drafts that are not verified are tested all the same.
+
+    Where the scheduler hears of drafts at all, and where one row of the target for each
+    request is sampled from in one place: see `judging_v1`.
+    """
+    return (
+        draws_drafts(vllm_config)
+        and not vllm_config.use_v2_model_runner
+        and not vllm_config.scheduler_config.async_scheduling
+    )
+
+
 def verifies_blocks(vllm_config: Any) -> bool:
     """Whether the draft tokens of a sampled request are tested jointly.
 

@@ -12,6 +12,7 @@ from vllm_mtp.integration.draft_constraints_v1 import DraftConstraints
 from vllm_mtp.integration.draft_vocab import VocabularyDrafting
 from vllm_mtp.integration.draft_weights import rounds_drafts
 from vllm_mtp.integration.grammar_v1 import DraftGrammars, may_mask_drafts
+from vllm_mtp.integration.judging_v1 import DraftJudge
 from vllm_mtp.integration.rounded_weights import RoundedDrafts, round_plain_layers
 
 
@@ -20,6 +21,8 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
 
     draft_vocab: VocabularyDrafting | None = None
     """None before weights are loaded."""
+    judge: DraftJudge | None = None
+    """Of drafts that are drawn; None where all are chosen."""
     model_runner: Any
 
     def _create_draft_vllm_config(self) -> VllmConfig:
@@ -56,6 +59,8 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         drafting.constraints.begin_pass(kwargs.get("sampling_metadata"))
         if drafting.grammars is not None:
             drafting.grammars.begin_pass(self.model_runner.input_batch.req_ids)
+        if self.judge is not None:
+            self.judge.begin_pass(self.model_runner.input_batch.req_ids)
         try:
             return super().propose(*args, **kwargs)
         finally:
@@ -79,7 +84,11 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         """Token ids, and probabilities of the draft vocabulary's rows."""
         assert self.draft_vocab is not None
         choices, probs = super()._sample_from_logits(logits, sampling_metadata)
-        return self._taken(self.draft_vocab.to_target(choices)), probs
+        draft_token_ids = self._taken(self.draft_vocab.to_target(choices))
+        if self.judge is not None and probs is not None:
+            chances = probs.gather(1, choices[:, None].long())[:, 0]
+            self.judge.drawn(draft_token_ids, chances)
+        return draft_token_ids, probs
 
     def _taken(
         self,

@@ -23,10 +23,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.integration.compat import check_attributes
-from vllm_mtp.integration.draft_sampling import verifies_blocks
+from vllm_mtp.integration.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
+from vllm_mtp.integration.judging_v1 import DraftJudge, judge_unverified
 from vllm_mtp.integration.no_drafts_v1 import (
     NO_DRAFT_ATTRIBUTES,
     shorten_steps_without_drafts,
@@ -339,4 +340,7 @@ def _replace_rejection_sampler(runner: Any) -> None:
         runner.drafter.prepare_to_draw()
         sampler.drafter = runner.drafter
         follow_tokens(runner, runner.drafter)
+        if judges_drafts(runner.vllm_config):
+            runner.drafter.judge = DraftJudge(runner.device)
+            judge_unverified(runner, runner.drafter.judge)
     runner.rejection_sampler = sampler

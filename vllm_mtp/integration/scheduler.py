@@ -9,6 +9,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm_mtp.integration.controlled_scheduler import ControlledScheduler
 from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.early_stop import ScoredDraftTokenIds, directed
+from vllm_mtp.integration.vocabulary_news import verdicts_of
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 
@@ -58,19 +59,13 @@ class MTPPlusScheduler(ControlledScheduler):
         for request_id in draft_token_ids.req_ids:
             draft = self._cut_draft(request_id)
             is_verified = self._draft_lengths.get(request_id, 0) > 0
-            if draft and not is_verified and self._tells(request_id):
+            # Made without all of its KV a draft says nothing.
+            if draft and not is_verified and request_id not in self._still_waiting:
                 self._not_verified[request_id] = draft[0]
 
-    def _tells(self, request_id: str) -> bool:
-        """Whether it says something that a draft agrees with what the target samples.
-
-        Not if it was made without all of its KV, nor if it was drawn: then it agrees
-        less often than it would be accepted.
-        """
-        if request_id in self._still_waiting:
-            return False
+    def _is_drawn(self, request_id: str) -> bool:
         traits = self._traits.get(request_id)
-        return not self._draws_drafts or (traits is not None and traits.is_greedy)
+        return self._draws_drafts and (traits is None or not traits.is_greedy)
 
     def _take_scores(self, drafts: ScoredDraftTokenIds) -> None:
         request_ids = drafts.req_ids
@@ -96,22 +91,32 @@ class MTPPlusScheduler(ControlledScheduler):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> None:
-        """Whether the target sampled what was drafted and not verified."""
+        """Whether what was drafted and not verified would have been accepted.
+
+        A draft that was chosen: if the target sampled the same. One that was drawn: if
+        the worker says so.
+        """
         index = model_runner_output.req_id_to_index
         verified = scheduler_output.scheduled_spec_decode_tokens
+        verdicts = verdicts_of(model_runner_output)
         for request_id, draft_token_id in self._not_verified.items():
-            if request_id in index and request_id not in verified:
-                sampled = model_runner_output.sampled_token_ids[index[request_id]]
-                if sampled:
-                    is_same = int(sampled[0]) == draft_token_id
-                    self._outcomes.add_compared(
-                        RequestOutcome(
-                            request_id,
-                            1,
-                            int(is_same),
-                            self._confidences_of(request_id)[:1],
-                        )
+            if request_id not in index or request_id in verified:
+                continue
+            sampled = model_runner_output.sampled_token_ids[index[request_id]]
+            if not sampled:
+                continue
+            is_accepted: bool | None = int(sampled[0]) == draft_token_id
+            if self._is_drawn(request_id):
+                is_accepted = verdicts.get(request_id)
+            if is_accepted is not None:
+                self._outcomes.add_compared(
+                    RequestOutcome(
+                        request_id,
+                        1,
+                        int(is_accepted),
+                        self._confidences_of(request_id)[:1],
                     )
+                )
         self._not_verified.clear()
 
 

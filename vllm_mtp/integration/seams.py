@@ -366,6 +366,12 @@ SEAMS: tuple[Seam, ...] = (
     Seam("v1", _PROCESSORS + "LogitBiasLogitsProcessor.apply", ("logits",)),
     Seam("v1", _PROCESSORS + "MinPLogitsProcessor.apply", ("logits",)),
     Seam("v1", _PROCESSORS + "MinTokensLogitsProcessor"),
+    # Drawn drafts that are not verified (judging_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_native",
+        ("logits", "generators", "k", "p"),
+    ),
     # Drafts of sampled and of structured requests (draft_sampling_v1, grammar_v1.py)
     Seam(
         "v1",

@@ -26,9 +26,12 @@ def tell_steps(runner: Any, drafter: Any) -> None:
         finally:
             drafter.end_step()
         vocabulary = getattr(drafter, "draft_vocab", None)
-        if vocabulary is None:
-            return output
-        return with_news(output, vocabulary.take_news())
+        judge = getattr(drafter, "judge", None)
+        return with_news(
+            output,
+            None if vocabulary is None else vocabulary.take_news(),
+            {} if judge is None else judge.take_verdicts(),
+        )
 
     runner.sample_tokens = sample_tokens_of_step
 
