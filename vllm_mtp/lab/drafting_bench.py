@@ -1,11 +1,13 @@
 """What drafting gains from less to multiply by and from drawing like the target.
 
-All contenders draft the same fixed number of tokens, so that nothing but the drafts
-differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary, with a part of it,
-and by default: with that part and, on a CPU, weights in 8 bits. Where requests are
-sampled, vLLM drafts greedily or draws with the temperature alone. All serve the same
-requests in short turns (`grid_engines`); every round has other prompts, so what a draft
-vocabulary has learnt is not what is asked next.
+All contenders but the last draft the same fixed number of tokens, so that nothing but
+the drafts differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary, with a
+part of it, and with all that is the default: that part and, on a CPU, weights in 8
+bits. The last one is `mtp_plus` as it is served, told nothing but that number: it may
+draft less and verify only what it is sure of. Where requests are sampled, vLLM drafts
+greedily or draws with the temperature alone. All serve the same requests in short turns
+(`grid_engines`); every round has other prompts, so what a draft vocabulary has learnt is
+not what is asked next.
 
 Result (JSON)::
 
@@ -37,6 +39,7 @@ from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import TURN_S, EngineGroup
 from vllm_mtp.lab.grid_options import DTYPES, refuse
+from vllm_mtp.lab.grid_summary import sums_by_position
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -49,6 +52,8 @@ MIN_TURN_S, MAX_TURN_S = 0.05, 60.0
 BASELINE = VLLM_METHOD
 SAME_WEIGHTS = {"draft_weights": "same"}
 """Of contenders that show what a draft vocabulary does alone."""
+FREE = f"{METHOD}, free"
+"""It chooses the draft length, up to that of the others."""
 
 Figures = Mapping[str, Any]
 
@@ -59,7 +64,7 @@ class DraftingOptions:
 
     Attributes:
         model: Folder, hub name, or None for the bundled checkpoint.
-        draft_length: K of every contender.
+        draft_length: K of every contender; the most of the one that is free.
         concurrencies: Requests at a time.
         temperature: Of sampling; 0 is greedy.
         top_p: Of sampling.
@@ -172,6 +177,7 @@ class DraftingOptions:
             **listed,
             **(same if self.ablations else {}),
             METHOD: ours,
+            FREE: {key: ours[key] for key in ours if key != "controller"},
         }
 
 
@@ -285,10 +291,10 @@ def _summarise(
         "over_mtp": Spread.of_ratio(speed, baseline).as_json(),
         "acceptance_length": sum(each["decode_tokens"] for each in own) / request_steps,
         "acceptance_per_position": [
-            sum(accepted) / max(1, sum(drafted))
+            accepted / max(1, drafted)
             for accepted, drafted in zip(
-                zip(*(each["accepted_per_position"] for each in own), strict=True),
-                zip(*(each["drafted_per_position"] for each in own), strict=True),
+                sums_by_position(each["accepted_per_position"] for each in own),
+                sums_by_position(each["drafted_per_position"] for each in own),
                 strict=True,
             )
         ],

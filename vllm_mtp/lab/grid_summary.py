@@ -252,8 +252,8 @@ def _ratio_to_none(
 
 
 def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
-    drafted = _sums(each["drafted_per_position"] for each in rounds)
-    accepted = _sums(each["accepted_per_position"] for each in rounds)
+    drafted = sums_by_position(each["drafted_per_position"] for each in rounds)
+    accepted = sums_by_position(each["accepted_per_position"] for each in rounds)
     request_steps = sum(each["decode_request_steps"] for each in rounds)
     tokens = sum(each["decode_tokens"] for each in rounds)
     return {
@@ -266,7 +266,7 @@ def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
+def sums_by_position(lists: Iterable[Sequence[int]]) -> list[int]:
     """Position by position; an engine that never drafted has none."""
     sums: list[int] = []
     for values in lists:

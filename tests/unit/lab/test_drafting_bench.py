@@ -51,9 +51,12 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
         "mtp_plus, list",
         "mtp_plus, same weights",
         "mtp_plus",
+        "mtp_plus, free",
     ]
+    free = greedy.contenders["mtp_plus, free"]
+    assert free == {"method": "mtp_plus", "num_speculative_tokens": 3}
     few = DraftingOptions(output=tmp_path, ablations=False)
-    assert list(few.contenders) == ["none", "mtp", "mtp_plus"]
+    assert list(few.contenders) == ["none", "mtp", "mtp_plus", "mtp_plus, free"]
     sampled = DraftingOptions(output=tmp_path, temperature=1.0)
     assert {"mtp, drawn", "mtp_plus, tested singly"} <= set(sampled.contenders)
     for config in (*greedy.contenders.values(), *sampled.contenders.values()):
@@ -95,6 +98,8 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
                     figures(scale, [36, 20, 4]),
                     figures(scale, [36, 20, 4]),
                     figures(scale / 1.25, [36, 16, 4]),
+                    # In one round it chose not to draft.
+                    figures(scale, [36, 16, 4] if scale == 1.0 else []),
                 ],
                 strict=True,
             )
@@ -104,7 +109,8 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
     result = summarise_drafting(options, {1: rounds})
     cell = result["cells"]["1"]
     assert cell["mtp_plus"]["over_mtp"]["each"] == pytest.approx([1.25, 1.25])
-    assert cell["mtp_plus"]["acceptance_per_position"] == [0.9, 0.4, 0.1]
+    for name in ("mtp_plus", "mtp_plus, free"):
+        assert cell[name]["acceptance_per_position"] == [0.9, 0.4, 0.1]
     assert cell["none"]["acceptance_per_position"] == []
     assert cell["mtp"]["acceptance_length"] == 2.5
     assert cell["mtp_plus"]["draft_columns"] == 4096
