@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TextIO
 
+import torch
 from vllm import EngineArgs, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
@@ -79,6 +80,7 @@ class BenchEngine:
         # As vLLM's server does: what lives for ever need not be looked through.
         gc.collect()
         gc.freeze()
+        _share_one_core()
 
     def facts(self) -> dict[str, Any]:
         """What the parent needs to know of the engine."""
@@ -264,6 +266,17 @@ class BenchEngine:
 def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
     """Tokens and their logarithmic probabilities, of one position."""
     return [(token_id, entry.logprob) for token_id, entry in position.items()]
+
+
+def _share_one_core() -> None:
+    """Run on the core that all engines of a benchmark share, if they compute on one.
+
+    A process tends to stay on the core where it is, and the cores of a virtual machine
+    have different neighbours: one may be a third slower than the other for a second or
+    for minutes, which would be taken for the contender's own speed.
+    """
+    if current_platform.is_cpu() and torch.get_num_threads() == 1:
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def _memory() -> dict[str, int]:
