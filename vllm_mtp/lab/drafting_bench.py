@@ -6,8 +6,8 @@ part of it, and with all that is the default: that part and, on a CPU, weights i
 bits. The last one is `mtp_plus` as it is served, told nothing but that number: it may
 draft less and verify only what it is sure of. Where requests are sampled, vLLM drafts
 greedily or draws with the temperature alone. All serve the same requests in short turns
-(`grid_engines`); every round has other prompts, so what a draft vocabulary has learnt is
-not what is asked next.
+(`grid_engines`); every round has other prompts, so what a draft vocabulary has learnt
+is not what is asked next.
 
 Result (JSON)::
 
