@@ -103,9 +103,10 @@ class MTPPlusConfig(BaseModel):
         description=(
             "Weights that draft. `int8`: large matrices of the MTP layers and the "
             "draft head are rounded to 8 bits at start and take a third to three "
-            "fifths of the time; the output is the same. `same`: as the model has "
-            "them. `auto`: `int8` on x86 CPUs with AVX512-VNNI and without AMX (never "
-            "tried there), unless the model is quantized."
+            "fifths of the time (without AVX512-VNNI: for up to 8 requests, a quarter "
+            "to four fifths); the output is the same. `same`: as the model has them. "
+            "`auto`: `int8` on x86 CPUs with AVX2 and without AMX (never tried there), "
+            "unless the model is quantized."
         ),
     )
     rejection_sample_method: Literal["auto", "standard", "block"] = Field(

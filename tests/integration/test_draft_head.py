@@ -96,7 +96,7 @@ def test_a_bias_is_that_of_the_rows() -> None:
     assert DraftHead(heads[0], vocabulary).bias_of(None) is None
 
 
-@pytest.mark.skipif(not has_kernel(), reason="no AVX512-VNNI, or AMX")
+@pytest.mark.skipif(not has_kernel(), reason="no AVX2, or AMX")
 def test_rows_in_8_bits_follow_the_vocabulary_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

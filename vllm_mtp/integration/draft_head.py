@@ -21,8 +21,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary, Shard
 from vllm_mtp.integration.rounded_weights import (
-    RoundedLinear,
+    Multiply,
     is_large,
+    make_rounded,
     round_rows,
 )
 
@@ -57,6 +58,7 @@ class DraftHead(nn.Module):
     """This rank's rows of the draft vocabulary."""
 
     weight: torch.Tensor
+    cpu_linear: Multiply
 
     def __init__(
         self,
@@ -136,9 +138,16 @@ class DraftHead(nn.Module):
         all of a packed head, for 8 requests.
         """
         if self._rounded is not None:
-            self.cpu_linear = RoundedLinear(*self._rounded, self.weight.dtype)
+            self.cpu_linear = make_rounded(
+                *self._rounded, self.weight.dtype, self._pack_plain
+            )
         elif self.weight.device.type == "cpu":
-            dispatch_cpu_unquantized_gemm(self, remove_weight=False)
+            self.cpu_linear = self._pack_plain()
+
+    def _pack_plain(self) -> Multiply:
+        dispatch_cpu_unquantized_gemm(self, remove_weight=False)
+        packed: Multiply = self.cpu_linear
+        return packed
 
 
 def _rows_of(head: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,12 @@
 from typing import Any
 
 import torch
-from vllm.platforms import CpuArchEnum, current_platform
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.rounded_weights import (
+    multiplies_all_rows,
+    multiplies_few_rows,
+)
 from vllm_mtp.integration.settings import settings_of
 
 
@@ -25,21 +28,14 @@ def check_draft_weights(vllm_config: Any) -> None:
     if wanted == "int8" and not _can_round(vllm_config):
         raise ConfigError(
             "speculative_config.draft_weights='int8' is not allowed here: it takes an "
-            "x86 CPU with AVX512-VNNI and without AMX, and a model whose weights are "
+            "x86 CPU with AVX2 and without AMX, and a model whose weights are "
             "float32 or bfloat16, not quantized; leave it unset."
         )
 
 
 def has_kernel() -> bool:
-    """Whether this machine multiplies in 8 bits as it was tried."""
-    if not current_platform.is_cpu():
-        return False
-    # With tiles (AMX) vLLM takes other kernels, which never were.
-    return (
-        current_platform.get_cpu_architecture() == CpuArchEnum.X86
-        and torch.cpu._is_vnni_supported()
-        and not torch.cpu._is_amx_tile_supported()
-    )
+    """Whether this machine gains from weights in 8 bits, as it was tried."""
+    return multiplies_all_rows() or multiplies_few_rows()
 
 
 def _can_round(vllm_config: Any) -> bool:

@@ -1,15 +1,20 @@
 """On a CPU: the weights that draft, rounded to 8 bits.
 
 A draft step reads them for a few rows, so their size is its time; a pass over the
-committed rows is arithmetic, of which the vector unit does four times as much in
-8 bits. Measured on one core: a third of the time of float32 and three fifths of that of
-bfloat16. The output stays the target's, whose own weights are not touched: what is
-rounded is a proposal.
+committed rows is arithmetic. The output stays the target's, whose own weights are not
+touched: what is rounded is a proposal. Two ways of multiplying, by what the CPU has:
 
-The kernels are vLLM's, as for checkpoints whose weights and activations are in 8 bits;
-activations are scaled row by row, when they come.
+- Where the vector unit does four times as much in 8 bits (AVX512-VNNI), with vLLM's
+  kernels for checkpoints whose weights and activations are in 8 bits; activations are
+  scaled row by row, when they come. Measured on one core: a third of the time of
+  float32 and three fifths of that of bfloat16.
+- Elsewhere (AVX2) those take six times as long as float32, and torch's own for 8-bit
+  weights and bfloat16 activations takes a quarter of its time for one row, half for
+  four and four fifths for eight. More rows are multiplied by the weights as they are,
+  which therefore stay.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +22,110 @@ from torch import nn
 from vllm.model_executor.kernels.linear import init_int8_linear_kernel
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.platforms import CpuArchEnum, current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 MIN_WEIGHTS = 2**20
 """Of a matrix that is rounded. Smaller ones lie in the caches, and scaling the
 activations takes as long as it saves."""
 
+MAX_FEW_ROWS = 8
+"""That are multiplied by 8 bits where the vector unit gains nothing from them."""
+
+Multiply = Callable[..., torch.Tensor]
+"""A layer's ``cpu_linear``: of activations, the weight (for those that need it), and
+the bias."""
+
 _LARGEST = 127
 _LEAST_SCALE = 1e-30
 """Of rows that are all zero."""
+
+
+def multiplies_all_rows() -> bool:
+    """Whether this CPU multiplies in 8 bits, weights and activations."""
+    return _is_tried_cpu() and torch.cpu._is_vnni_supported()
+
+
+def multiplies_few_rows() -> bool:
+    """Whether weights in 8 bits pay for a few rows only."""
+    return (
+        _is_tried_cpu()
+        and torch.cpu._is_avx2_supported()
+        and not torch.cpu._is_vnni_supported()
+    )
+
+
+def _is_tried_cpu() -> bool:
+    # With tiles (AMX) vLLM takes other kernels, which never were.
+    return (
+        current_platform.is_cpu()
+        and current_platform.get_cpu_architecture() == CpuArchEnum.X86
+        and not torch.cpu._is_amx_tile_supported()
+    )
+
+
+def make_rounded(
+    # [out_features, in_features] int8
+    rows: torch.Tensor,
+    # [out_features, 1] float32
+    scales: torch.Tensor,
+    dtype: torch.dtype,
+    make_plain: Callable[[], Multiply],
+) -> "RoundedLinear | FewRowsLinear":
+    """A matrix in 8 bits, as this CPU likes it.
+
+    Args:
+        rows: See `round_rows`.
+        scales: See `round_rows`.
+        dtype: Of activations and results.
+        make_plain: What multiplies by the weights as they are; asked only if that is
+            needed as well.
+    """
+    if multiplies_all_rows():
+        return RoundedLinear(rows, scales, dtype)
+    return FewRowsLinear(rows, scales, make_plain())
+
+
+class FewRowsLinear:
+    """A matrix in 8 bits for a few rows, as it is for more."""
+
+    def __init__(
+        self,
+        # [out_features, in_features] int8
+        rows: torch.Tensor,
+        # [out_features, 1] float32
+        scales: torch.Tensor,
+        plain: Multiply,
+    ) -> None:
+        """Nothing is copied.
+
+        Args:
+            rows: See `round_rows`.
+            scales: See `round_rows`.
+            plain: Multiplies by the weights as they are.
+        """
+        self._rows, self._plain = rows, plain
+        self._scales = scales.flatten().bfloat16()
+
+    def __call__(
+        self,
+        # [..., in_features]
+        x: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``[..., out_features]``.
+
+        Compiled, always by the weights as they are: what is compiled once for any
+        number of rows cannot choose.
+        """
+        num_rows = x.numel() // x.shape[-1]
+        if torch.compiler.is_compiling() or not 0 < num_rows <= MAX_FEW_ROWS:
+            return self._plain(x, weight, bias)
+        few = x.reshape(num_rows, -1).bfloat16().contiguous()
+        product = torch._weight_int8pack_mm(few, self._rows, self._scales)
+        product = product.to(x.dtype).view(*x.shape[:-1], -1)
+        return product if bias is None else product + bias
 
 
 class RoundedLinear:
@@ -90,8 +190,16 @@ class _RoundedMethod(UnquantizedLinearMethod):
         if is_read or not is_large(weight):
             super().process_weights_after_loading(layer)
             return
-        layer.cpu_linear = RoundedLinear(*round_rows(weight), weight.dtype)
-        layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+        def make_plain() -> Multiply:
+            super(_RoundedMethod, self).process_weights_after_loading(layer)
+            plain: Multiply = layer.cpu_linear
+            return plain
+
+        rounded = make_rounded(*round_rows(weight), weight.dtype, make_plain)
+        layer.cpu_linear = rounded
+        if isinstance(rounded, RoundedLinear):
+            layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
 class RoundedDrafts(QuantizationConfig):
@@ -127,11 +235,15 @@ class _Rounded(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight
-        self._multiply = RoundedLinear(*round_rows(weight), weight.dtype)
+        self._multiply = make_rounded(
+            *round_rows(weight), weight.dtype, lambda: nn.functional.linear
+        )
+        is_needed = isinstance(self._multiply, FewRowsLinear)
+        self.weight = weight if is_needed else None
         self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x, None, self.bias)
+        return self._multiply(x, self.weight, self.bias)
 
 
 def round_plain_layers(model: nn.Module) -> None:
