@@ -17,6 +17,7 @@ from tests.support.engine_jobs import Jobs, run_jobs
 from tests.support.engines import draft_counts, engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.kv_cache import SlotWatch, generate_watched
+from tests.support.processor import can_cache_fp8
 from tests.support.watch import counter
 from vllm_mtp.kernels.checked import checked
 from vllm_mtp.kernels.planes import NUM_COLUMNS, SlotPlane
@@ -154,8 +155,16 @@ def test_a_prompt_in_chunks_is_not_scrubbed_away(
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "kv_cache_dtype": "fp8"}],
-    ids=["bfloat16", "fp8"],
+    [
+        pytest.param({"dtype": "bfloat16"}, id="bfloat16"),
+        pytest.param(
+            {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+            id="fp8",
+            marks=pytest.mark.skipif(
+                not can_cache_fp8(), reason="vLLM's fp8 KV cache takes AVX-512 or AMX"
+            ),
+        ),
+    ],
 )
 def test_packed_and_quantized_caches(
     arguments: dict[str, str], prompts: list[list[int]]

@@ -201,7 +201,11 @@ class Probing:
             return self._price_of_comparing(probe.plan, now)
         # While drafting, the first step of a probe verifies what was drafted before.
         num_alike = max(probe.num_steps - 1, 1)
-        return num_alike * self._price_of_verifying(probe.plan, now)
+        price = num_alike * self._price_of_verifying(probe.plan, now)
+        if probe.plan.depth == 0:  # and then drafting goes on
+            num_unseen = probe.num_steps * len(now.requests)
+            price += num_unseen * now.catch_up_token_s / now.plan.seconds
+        return price
 
     def _price_of_trial(self, probe: Probe, now: Situation) -> float:
         lost = 1.0 - probe.plan.goodput / now.plan.goodput
