@@ -80,7 +80,6 @@ class BenchEngine:
         # As vLLM's server does: what lives for ever need not be looked through.
         gc.collect()
         gc.freeze()
-        _share_one_core()
 
     def facts(self) -> dict[str, Any]:
         """What the parent needs to know of the engine."""
@@ -138,6 +137,7 @@ class BenchEngine:
                 wave begins when the last is over.
             is_split: also time the parts of a step, which costs a little.
         """
+        _share_one_core()
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
@@ -274,6 +274,7 @@ def _share_one_core() -> None:
     A process tends to stay on the core where it is, and the cores of a virtual machine
     have different neighbours: one may be a third slower than the other for a second or
     for minutes, which would be taken for the contender's own speed.
+    Only for rounds: who asks for texts alone may have others at work on this machine.
     """
     if current_platform.is_cpu() and torch.get_num_threads() == 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
