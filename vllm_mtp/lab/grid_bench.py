@@ -58,7 +58,12 @@ from vllm_mtp.lab.grid_journal import (
 )
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
-from vllm_mtp.lab.grid_race import hopeless_contenders
+from vllm_mtp.lab.grid_race import (
+    hopeless_contenders,
+    is_static,
+    is_too_long,
+    warm_up_groups,
+)
 from vllm_mtp.lab.grid_repeats import next_repeat
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
@@ -214,15 +219,29 @@ class _Session:
                 )
 
     def _warm_up(self, cell: Cell, prompts: Prompts) -> None:
-        """All contenders; in a later session without those that play no part."""
-        hopeless = hopeless_contenders(self.journal, cell.name)
-        names = [name for name in self.names if name not in hopeless]
-        self.progress.show(f"{cell.name}: warm-up, all contenders")
-        together = self.group.play_together(
-            names, make_warm_up_waves(cell, prompts), cell.concurrency, is_split=True
-        )
-        for name, figures in together.items():
-            self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
+        """All contenders but static lengths beyond hope; in groups, the longest last.
+
+        In a later session without those that play no part.
+        """
+        waves = make_warm_up_waves(cell, prompts)
+        for group in warm_up_groups(self.names):
+            hopeless = hopeless_contenders(self.journal, cell.name)
+            names = [
+                name
+                for name in group
+                if name not in hopeless
+                and not (
+                    is_static(name) and is_too_long(self.journal, cell.name, name)
+                )
+            ]
+            if not names:
+                continue
+            self.progress.show(f"{cell.name}: warm-up of {', '.join(names)}")
+            together = self.group.play_together(
+                names, waves, cell.concurrency, is_split=True
+            )
+            for name, figures in together.items():
+                self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
 
     def _settle(self, cell: Cell, prompts: Prompts, request_tokens: int) -> None:
         seconds, num_steps, num_rounds = 0.0, 0, 0

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from vllm_mtp.lab.grid_options import PLUS
-from vllm_mtp.lab.grid_race import is_static
+from vllm_mtp.lab.grid_race import draft_length, is_static
+from vllm_mtp.lab.grid_summary import over_none
 from vllm_mtp.lab.provenance import describe_hardware
 
 PARTS = ("verify", "draft", "rest")
@@ -37,7 +38,7 @@ def draw_ratios(result: Mapping[str, Any]) -> Figure:
     for label, marker, colour, names in series:
         axes.scatter(
             [
-                cell["contenders"][name]["over_none"]["median"]
+                over_none(cell, name)
                 for cell, name in zip(cells, names, strict=True)
             ],
             rows,
@@ -59,9 +60,9 @@ def draw_ratios(result: Mapping[str, Any]) -> Figure:
 
 
 def draw_acceptance(result: Mapping[str, Any]) -> Figure:
-    """Accepted draft tokens by position, of the longest static K."""
+    """Accepted draft tokens by position, of the longest static K in every cell."""
     cells = result["cells"]
-    name = _longest_static(cells[0])
+    name = _longest_static(cells)
     temperatures = sorted({cell["temperature"] for cell in cells})
     figure = Figure(figsize=(5 * len(temperatures), 4), layout="constrained")
     for axes, temperature in zip(
@@ -117,9 +118,13 @@ def _plot_acceptance(axes: Axes, cells: Sequence[Mapping[str, Any]], name: str) 
 
 
 def _plot_split(axes: Axes, cells: Sequence[Mapping[str, Any]]) -> None:
-    names = list(cells[0]["contenders"])
+    names = list(dict.fromkeys(name for cell in cells for name in cell["contenders"]))
     splits = {
-        name: [s for c in cells if (s := c["contenders"][name]["split_ms"])]
+        name: [
+            split
+            for cell in cells
+            if (split := cell["contenders"].get(name, {}).get("split_ms"))
+        ]
         for name in names
     }
     bottoms = [0.0] * len(names)
@@ -134,10 +139,9 @@ def _plot_split(axes: Axes, cells: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xticks(range(len(names)), labels=labels, rotation=70, fontsize=7)
 
 
-def _longest_static(cell: Mapping[str, Any]) -> str:
-    static = filter(is_static, cell["contenders"])
-    longest: str = max(static, key=lambda name: int(name.partition("=")[2]))
-    return longest
+def _longest_static(cells: Sequence[Mapping[str, Any]]) -> str:
+    everywhere = set.intersection(*(set(cell["contenders"]) for cell in cells))
+    return max(filter(is_static, everywhere), key=draft_length)
 
 
 def _order(cell: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,15 +1,16 @@
 """Who plays in which repeat of a cell. Pure.
 
 A static draft length that cannot win is spared rounds: one that was hopelessly behind
-in the warm-up is measured there only, one that was far behind in the first repeat is
-spared the others.
+in the warm-up is measured there only, and those longer than it are not measured (each
+further draft token costs as much as the one before and is accepted less often); one
+that was far behind in the first repeat is spared the others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
-from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_journal import ENGINE, ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import PLUS
 
 HOPELESS = 0.65
@@ -17,12 +18,51 @@ HOPELESS = 0.65
 FAR_BEHIND = 0.9
 """Of the best static K's speed in a repeat, where rounds differ by a few percent."""
 
+GROUP_SIZE = 3
+"""Static lengths that warm up together, the shortest first."""
+
 Record = Mapping[str, Any]
 
 
 def is_static(contender: str) -> bool:
     """Whether a contender is vLLM's `mtp` with a fixed K."""
     return contender not in (NO_SPECULATION, AGAIN, PLUS)
+
+
+def draft_length(static: str) -> int:
+    """K of a static contender."""
+    return int(static.partition("=")[2])
+
+
+def warm_up_groups(names: Sequence[str]) -> list[list[str]]:
+    """Who warms up together: everybody with the shortest static lengths, then longer.
+
+    Args:
+        names: Of all contenders.
+    """
+    static = sorted(filter(is_static, names), key=draft_length)
+    longer = static[GROUP_SIZE:]
+    starts = range(0, len(longer), GROUP_SIZE)
+    return [
+        [name for name in names if name not in longer],
+        *(longer[start : start + GROUP_SIZE] for start in starts),
+    ]
+
+
+def is_too_long(journal: Journal, cell_name: str, static: str) -> bool:
+    """Whether a shorter static length was hopelessly behind already."""
+    hopeless = hopeless_contenders(journal, cell_name)
+    return any(draft_length(each) < draft_length(static) for each in hopeless)
+
+
+def unmeasured_contenders(journal: Journal, cell_name: str) -> set[str]:
+    """Static lengths without a single round, since a shorter one was hopeless."""
+    names = {engine["contender"] for engine in journal.of_kind(ENGINE)}
+    return {
+        name
+        for name in filter(is_static, names - warm_up_rounds(journal, cell_name).keys())
+        if is_too_long(journal, cell_name, name)
+    }
 
 
 def warm_up_rounds(journal: Journal, cell_name: str) -> dict[str, Record]:

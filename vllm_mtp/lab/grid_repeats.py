@@ -14,7 +14,11 @@ from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_cells import Cell
 from vllm_mtp.lab.grid_journal import Journal
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
-from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_race import (
+    hopeless_contenders,
+    spared_contenders,
+    unmeasured_contenders,
+)
 from vllm_mtp.lab.grid_summary import plus_over_static, summarise_cell, whole_repeats
 from vllm_mtp.lab.grid_targets import (
     CLEAR,
@@ -50,6 +54,7 @@ def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> Repeat | 
     if number < options.num_repeats:
         find_spared = spared_contenders if number else hopeless_contenders
         spared = find_spared(journal, cell.name)
+        spared |= unmeasured_contenders(journal, cell.name)
         return Repeat(number, [name for name in names if name not in spared])
     if number >= options.max_repeats:
         return None

@@ -122,7 +122,10 @@ def _overall_table(result: Mapping[str, Any]) -> Table:
     overall = result["overall"]
     for name, mean in overall["geometric_means"].items():
         is_best = name == overall["best_single_static"]
-        table.add_row(f"{name}{' (best static)' if is_best else ''}", f"{mean:.3f}")
+        bound = "<= " if name in overall.get("at_most", ()) else ""
+        table.add_row(
+            f"{name}{' (best static)' if is_best else ''}", f"{bound}{mean:.3f}"
+        )
     if (again := overall["again_over_none"]) is not None:
         lowest, highest = min(again["each"]), max(again["each"])
         table.caption = (

@@ -15,10 +15,13 @@ Result (JSON)::
                             split_ms                  verify, draft, rest of a step
                             draft_columns   tokens that drafts came from at the end
                             is_warm_up_only  a static K that was hopelessly behind there
+                            (those longer than it were not measured and are not here)
          .best_static       the static K against which mtp_plus is slowest
          .plus_over_best_static, .plus_over_none      paired ratios
          .identical_texts   whether all greedy texts agree; null at T > 0
-    overall.geometric_means over_none of every contender over all cells
+    overall.geometric_means over_none of every contender over all cells; where a static
+                            K was not measured, that of the longest one that was
+           .at_most         static K of whose means that is so: they are lower still
            .best_single_static, .plus_over_best_single_static
            .again_over_none    of the cells' medians: what only the machine does
            .lowest_acceptance                         cell and share of K = 1
@@ -37,7 +40,13 @@ from typing import Any, NamedTuple
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, Journal
 from vllm_mtp.lab.grid_options import PLUS
-from vllm_mtp.lab.grid_race import hopeless_contenders, is_static, warm_up_rounds
+from vllm_mtp.lab.grid_race import (
+    draft_length,
+    hopeless_contenders,
+    is_static,
+    unmeasured_contenders,
+    warm_up_rounds,
+)
 from vllm_mtp.lab.grid_targets import judge
 from vllm_mtp.lab.spread import Spread
 
@@ -113,6 +122,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
     calibration = next(r for r in journal.of_kind(CALIBRATION) if r["cell"] == name)
     warm_ups = warm_up_rounds(journal, name)
     hopeless = hopeless_contenders(journal, name)
+    unmeasured = unmeasured_contenders(journal, name)
     contenders = {
         contender: _summarise_contender(
             [warm_ups] if contender in hopeless else repeats,
@@ -121,6 +131,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
         )
         | {"is_warm_up_only": contender in hopeless}
         for contender in _contenders(journal)
+        if contender not in unmeasured
     }
     over_static = plus_over_static(journal, name)
     best = min(over_static, key=lambda contender: over_static[contender])
@@ -172,21 +183,38 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
     """Geometric means over the grid and who is best with one K for all of it."""
     if not cells:
         return {}
+    names = list(dict.fromkeys(name for cell in cells for name in cell["contenders"]))
     means = {
-        name: statistics.geometric_mean(
-            cell["contenders"][name]["over_none"]["median"] for cell in cells
-        )
-        for name in cells[0]["contenders"]
+        name: statistics.geometric_mean(over_none(cell, name) for cell in cells)
+        for name in names
     }
     best = max(filter(is_static, means), key=lambda name: means[name])
     return {
         "geometric_means": means,
+        "at_most": [
+            name
+            for name in names
+            if any(name not in cell["contenders"] for cell in cells)
+        ],
         "best_single_static": best,
         "plus_over_best_single_static": means[PLUS] / means[best],
         "again_over_none": _again_over_none(cells),
         "lowest_acceptance": _lowest_acceptance(cells),
         "metrics_share": _metrics_share(cells),
     }
+
+
+def over_none(cell: Record, name: str) -> float:
+    """Median of a contender; of the longest static K that was measured, if it was not.
+
+    Args:
+        cell: Its summary.
+        name: Of the contender.
+    """
+    contenders = cell["contenders"]
+    if name not in contenders:
+        name = max(filter(is_static, contenders), key=draft_length)
+    return float(contenders[name]["over_none"]["median"])
 
 
 def whole_repeats(journal: Journal, name: str) -> dict[int, dict[str, Record]]:

@@ -19,17 +19,28 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.lab import grid_journal
 from vllm_mtp.lab.grid_bench import report_only, turns
 from vllm_mtp.lab.grid_cells import Cell, plan_cells
-from vllm_mtp.lab.grid_journal import ROUND, WARM_UP, Journal
+from vllm_mtp.lab.grid_journal import ENGINE, ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
-from vllm_mtp.lab.grid_race import hopeless_contenders, spared_contenders
+from vllm_mtp.lab.grid_race import (
+    hopeless_contenders,
+    spared_contenders,
+    unmeasured_contenders,
+    warm_up_groups,
+)
 from vllm_mtp.lab.grid_repeats import Repeat, next_repeat
-from vllm_mtp.lab.grid_summary import summarise
+from vllm_mtp.lab.grid_summary import (
+    summarise,
+    summarise_cell,
+    summarise_overall,
+)
 from vllm_mtp.lab.grid_targets import CLEAR, errors_above
 
 NONE_S = (5.0 * 4.8) ** 0.5
 OTHER_NONE_S = (4.0 * 4.2) ** 0.5
 """Seconds of both engines without speculation, geometric means: of the second repeat of
 the one cell, and of every repeat of the other."""
+
+SLOW = {"over_none": {"median": 0.125}, "split_ms": None}
 
 
 @pytest.fixture
@@ -184,6 +195,46 @@ def test_a_static_length_hopeless_in_the_warm_up_is_measured_there_only(
     assert hopeless["over_none"]["each"] == pytest.approx([0.5])
     assert summary["best_static"] == "mtp K=1"
     assert summary["plus_over_best_static"]["each"] == [1.25, 1.0]
+
+
+def test_static_lengths_longer_than_a_hopeless_one_are_not_measured(
+    journal: Journal, tmp_path: Path
+) -> None:
+    options = tiny_options(tmp_path, draft_lengths=(1, 2, 3))
+    cell = plan_cells(options)[1]
+    journal.add(ENGINE, contender="mtp K=3", has_mended_sampling=True)
+    assert unmeasured_contenders(journal, cell.name) == set()
+    for record in journal.of_kind(WARM_UP):
+        if (record["cell"], record["contender"]) == (cell.name, "mtp K=2"):
+            record["full_seconds"] *= 2
+    assert unmeasured_contenders(journal, cell.name) == {"mtp K=3"}
+    without(journal, cell, "mtp K=2", {0, 1})
+    assert next_repeat(journal, cell, options) is None
+    summary = summarise_cell(journal, cell.name)
+    assert list(summary["contenders"]) == [
+        "none",
+        "none again",
+        "mtp K=1",
+        "mtp K=2",
+        "mtp_plus",
+    ]
+    overall = summarise_overall([summary])
+    assert overall["at_most"] == []
+    means = summarise_overall(
+        [summary, summary | {"contenders": summary["contenders"] | {"mtp K=3": SLOW}}]
+    )
+    assert means["at_most"] == ["mtp K=3"]
+    of_shorter = summary["contenders"]["mtp K=2"]["over_none"]["median"]
+    assert means["geometric_means"]["mtp K=3"] == pytest.approx(
+        (0.125 * of_shorter) ** 0.5
+    )
+
+
+def test_warm_ups_begin_with_the_shortest_static_lengths() -> None:
+    names = ["none", "none again", *(f"mtp K={k}" for k in (2, 1, 3, 4, 5)), PLUS]
+    first, *others = warm_up_groups(names)
+    assert first == ["none", "none again", "mtp K=2", "mtp K=1", "mtp K=3", PLUS]
+    assert others == [["mtp K=4", "mtp K=5"]]
 
 
 def test_a_later_warm_up_does_not_change_who_is_hopeless(
