@@ -230,9 +230,7 @@ class _Session:
                 name
                 for name in group
                 if name not in hopeless
-                and not (
-                    is_static(name) and is_too_long(self.journal, cell.name, name)
-                )
+                and not (is_static(name) and is_too_long(self.journal, cell.name, name))
             ]
             if not names:
                 continue

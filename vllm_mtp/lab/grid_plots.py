@@ -37,10 +37,7 @@ def draw_ratios(result: Mapping[str, Any]) -> Figure:
     ]
     for label, marker, colour, names in series:
         axes.scatter(
-            [
-                over_none(cell, name)
-                for cell, name in zip(cells, names, strict=True)
-            ],
+            [over_none(cell, name) for cell, name in zip(cells, names, strict=True)],
             rows,
             marker=marker,
             facecolors="none" if marker == "o" else colour,
