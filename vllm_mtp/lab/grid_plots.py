@@ -138,7 +138,8 @@ def _plot_split(axes: Axes, cells: Sequence[Mapping[str, Any]]) -> None:
 
 def _longest_static(cells: Sequence[Mapping[str, Any]]) -> str:
     everywhere = set.intersection(*(set(cell["contenders"]) for cell in cells))
-    return max(filter(is_static, everywhere), key=draft_length)
+    longest: str = max(filter(is_static, everywhere), key=draft_length)
+    return longest
 
 
 def _order(cell: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from tests.unit.lab.grid_records import (
 )
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab import grid_journal
-from vllm_mtp.lab.grid_bench import report_only, turns
+from vllm_mtp.lab.grid_bench import report_only, turns, write_results
 from vllm_mtp.lab.grid_cells import Cell, plan_cells
 from vllm_mtp.lab.grid_journal import ENGINE, ROUND, WARM_UP, Journal
 from vllm_mtp.lab.grid_options import PLUS, GridOptions
@@ -376,3 +376,22 @@ def test_the_report_is_written_and_printed_from_the_journal(journal: Journal) ->
     for words in ("constrained c=1 T=0 short", "MISSED", "reached", "mended", "12.0"):
         assert words in printed
     assert "…" not in printed  # every column fits a terminal
+
+
+def test_the_report_says_whose_mean_is_only_a_bound(
+    journal: Journal, options: GridOptions
+) -> None:
+    code, constrained = plan_cells(options)
+    journal.add(ENGINE, contender="mtp K=3", has_mended_sampling=True)
+    for record in [*journal.of_kind(WARM_UP), *journal.of_kind(ROUND)]:
+        if (record["cell"], record["contender"]) == (code.name, "mtp K=2"):
+            journal.add(**record | {"contender": "mtp K=3"})
+    for record in journal.of_kind(WARM_UP):
+        if (record["cell"], record["contender"]) == (constrained.name, "mtp K=2"):
+            record["full_seconds"] *= 9
+    without(journal, constrained, "mtp K=2", {0, 1})
+    text = StringIO()
+    folder = journal.path.parent
+    result = write_results(journal, folder / "bound", Console(file=text, width=80))
+    assert result["overall"]["at_most"] == ["mtp K=3"]
+    assert "<= " in text.getvalue()
