@@ -69,6 +69,9 @@ class Clock:
     full_seconds: float = 0.0
     full_tokens: int = 0
     full_steps: int = 0
+    request_steps: int = 0
+    """Running requests that had their first token, summed over all steps: what drafts
+    are counted over, whatever step they were verified in."""
 
     def add(
         self,
@@ -140,6 +143,7 @@ class Round:
             self._token_ids.append([])
             self._prefilling.add(name)
         is_decode = not self._prefilling and not after_pause
+        self.clock.request_steps += len(self._running) - len(self._prefilling)
         if self.parts is not None:
             self.parts.is_counting = is_decode
         num_tokens, num_requests = 0, len(self._running)

@@ -209,7 +209,7 @@ def _lengths(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     request_steps = sum(each["decode_request_steps"] for each in rounds)
     drafted = sum(sum(each["drafted_per_position"]) for each in rounds)
     return {
-        "mean_draft_length": drafted / request_steps,
+        "mean_draft_length": drafted / sum(each["request_steps"] for each in rounds),
         "acceptance_length": sum(each["decode_tokens"] for each in rounds)
         / request_steps,
     }

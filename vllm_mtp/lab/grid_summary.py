@@ -289,7 +289,7 @@ def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
         "acceptance_per_position": [
             a / d if d else None for a, d in zip(accepted, drafted, strict=True)
         ],
-        "mean_draft_length": sum(drafted) / request_steps,
+        "mean_draft_length": sum(drafted) / sum(r["request_steps"] for r in rounds),
         "num_preempted": sum(each["num_preempted"] for each in rounds),
     }
 

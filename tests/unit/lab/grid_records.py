@@ -40,6 +40,7 @@ def figures(
         "decode_tokens": 100,
         "decode_steps": 50,
         "decode_request_steps": 50,
+        "request_steps": 60,
         "full_seconds": seconds,
         "full_tokens": 100,
         "full_steps": 50,

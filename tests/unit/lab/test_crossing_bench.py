@@ -60,6 +60,7 @@ def figures(seconds: float, drafted: list[int]) -> dict[str, Any]:
         "decode_tokens": 100,
         "decode_seconds": seconds,
         "decode_request_steps": 50,
+        "request_steps": 60,
         "drafted_per_position": drafted,
         "texts_sha256": "same",
     }
@@ -76,7 +77,7 @@ def test_ratios_are_paired_within_a_repeat(tmp_path: Path) -> None:
     result = summarise_crossing(options, rounds)
     assert result["contenders"]["mtp K=3"]["over_none"]["each"] == [2.0, 1.0]
     assert result["contenders"][TABLE]["over_none"]["each"] == [2.0, 0.5]
-    assert result["contenders"]["mtp_plus"]["mean_draft_length"] == 1.5
+    assert result["contenders"]["mtp_plus"]["mean_draft_length"] == 1.25
     assert result["contenders"]["mtp_plus"]["acceptance_length"] == 2.0
     assert result["identical_texts"]
     rounds[1]["mtp_plus"] = fast | {"texts_sha256": "another"}

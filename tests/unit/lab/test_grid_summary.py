@@ -79,7 +79,7 @@ def test_acceptance_and_draft_length_are_of_request_steps(journal: Journal) -> N
     contenders = summarise(journal)["cells"][0]["contenders"]
     plus = contenders["mtp_plus"]
     assert plus["acceptance_per_position"] == [0.75, 0.25]
-    assert plus["mean_draft_length"] == pytest.approx(60 / 50)
+    assert plus["mean_draft_length"] == pytest.approx(60 / 60)
     assert plus["acceptance_length"] == 2.0
     assert contenders["none"]["acceptance_per_position"] == []
     assert plus["split_ms"] == pytest.approx(
