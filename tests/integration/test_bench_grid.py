@@ -105,6 +105,7 @@ def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) ->
         assert list(cell["contenders"]) == CONTENDERS
         static = cell["contenders"]["mtp K=1"]
         assert static["acceptance_length"] > 1
+        assert 0.8 < static["mean_draft_length"] <= 1  # the last token needs no draft
         assert static["split_ms"]["draft"] > 0
         assert len(cell["plus_over_none"]["each"]) == 2
     code, phases = (cell["contenders"]["mtp K=1"] for cell in result["cells"])

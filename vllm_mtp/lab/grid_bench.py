@@ -60,8 +60,7 @@ from vllm_mtp.lab.grid_options import PLUS, GridOptions
 from vllm_mtp.lab.grid_progress import GridProgress
 from vllm_mtp.lab.grid_race import (
     hopeless_contenders,
-    is_static,
-    is_too_long,
+    unmeasured_contenders,
     warm_up_groups,
 )
 from vllm_mtp.lab.grid_repeats import next_repeat
@@ -225,13 +224,9 @@ class _Session:
         """
         waves = make_warm_up_waves(cell, prompts)
         for group in warm_up_groups(self.names):
-            hopeless = hopeless_contenders(self.journal, cell.name)
-            names = [
-                name
-                for name in group
-                if name not in hopeless
-                and not (is_static(name) and is_too_long(self.journal, cell.name, name))
-            ]
+            spared = hopeless_contenders(self.journal, cell.name)
+            spared |= unmeasured_contenders(self.journal, cell.name)
+            names = [name for name in group if name not in spared]
             if not names:
                 continue
             self.progress.show(f"{cell.name}: warm-up of {', '.join(names)}")

@@ -76,7 +76,7 @@ def draw_acceptance(result: Mapping[str, Any]) -> Figure:
 
 def draw_split(result: Mapping[str, Any]) -> Figure:
     """Milliseconds of a decode step, by concurrency; means over the other axes."""
-    cells = result["cells"]
+    cells, names = result["cells"], list(result["overall"]["geometric_means"])
     concurrencies = sorted({cell["concurrency"] for cell in cells})
     figure = Figure(figsize=(3.2 * len(concurrencies) + 1, 4), layout="constrained")
     for axes, concurrency in zip(
@@ -84,7 +84,8 @@ def draw_split(result: Mapping[str, Any]) -> Figure:
         concurrencies,
         strict=True,
     ):
-        _plot_split(axes, [c for c in cells if c["concurrency"] == concurrency])
+        of_concurrency = [c for c in cells if c["concurrency"] == concurrency]
+        _plot_split(axes, of_concurrency, names)
         axes.set_title(f"{concurrency} at a time", fontsize=9)
     figure.axes[0].set_ylabel("ms of a decode step (instrumented)")
     figure.axes[0].legend(fontsize=8)
@@ -114,8 +115,9 @@ def _plot_acceptance(axes: Axes, cells: Sequence[Mapping[str, Any]], name: str) 
     axes.legend(fontsize=8)
 
 
-def _plot_split(axes: Axes, cells: Sequence[Mapping[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for cell in cells for name in cell["contenders"]))
+def _plot_split(
+    axes: Axes, cells: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> None:
     splits = {
         name: [
             split

@@ -49,20 +49,15 @@ def warm_up_groups(names: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def is_too_long(journal: Journal, cell_name: str, static: str) -> bool:
-    """Whether a shorter static length was hopelessly behind already."""
-    hopeless = hopeless_contenders(journal, cell_name)
-    return any(draft_length(each) < draft_length(static) for each in hopeless)
-
-
 def unmeasured_contenders(journal: Journal, cell_name: str) -> set[str]:
     """Static lengths without a single round, since a shorter one was hopeless."""
+    hopeless = hopeless_contenders(journal, cell_name)
+    if not hopeless:
+        return set()
+    shortest = min(map(draft_length, hopeless))
     names = {engine["contender"] for engine in journal.of_kind(ENGINE)}
-    return {
-        name
-        for name in filter(is_static, names - warm_up_rounds(journal, cell_name).keys())
-        if is_too_long(journal, cell_name, name)
-    }
+    without_round = names - warm_up_rounds(journal, cell_name).keys()
+    return {n for n in filter(is_static, without_round) if draft_length(n) > shortest}
 
 
 def warm_up_rounds(journal: Journal, cell_name: str) -> dict[str, Record]:

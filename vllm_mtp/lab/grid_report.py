@@ -122,7 +122,7 @@ def _overall_table(result: Mapping[str, Any]) -> Table:
     overall = result["overall"]
     for name, mean in overall["geometric_means"].items():
         is_best = name == overall["best_single_static"]
-        bound = "<= " if name in overall.get("at_most", ()) else ""
+        bound = "<= " if name in overall["at_most"] else ""
         table.add_row(
             f"{name}{' (best static)' if is_best else ''}", f"{bound}{mean:.3f}"
         )

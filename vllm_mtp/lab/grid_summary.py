@@ -282,14 +282,18 @@ def _ratio_to_none(
 def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
     drafted = sums_by_position(each["drafted_per_position"] for each in rounds)
     accepted = sums_by_position(each["accepted_per_position"] for each in rounds)
-    request_steps = sum(each["decode_request_steps"] for each in rounds)
+    decode_steps = sum(each["decode_request_steps"] for each in rounds)
+    # Journals from before all steps were counted have only those.
+    all_steps = sum(
+        each.get("request_steps", each["decode_request_steps"]) for each in rounds
+    )
     tokens = sum(each["decode_tokens"] for each in rounds)
     return {
-        "acceptance_length": tokens / request_steps,
+        "acceptance_length": tokens / decode_steps,
         "acceptance_per_position": [
             a / d if d else None for a, d in zip(accepted, drafted, strict=True)
         ],
-        "mean_draft_length": sum(drafted) / sum(r["request_steps"] for r in rounds),
+        "mean_draft_length": sum(drafted) / all_steps,
         "num_preempted": sum(each["num_preempted"] for each in rounds),
     }
 

@@ -40,7 +40,7 @@ OTHER_NONE_S = (4.0 * 4.2) ** 0.5
 """Seconds of both engines without speculation, geometric means: of the second repeat of
 the one cell, and of every repeat of the other."""
 
-SLOW = {"over_none": {"median": 0.125}, "split_ms": None}
+SLOW = {"over_none": {"median": 0.125}}
 
 
 @pytest.fixture
@@ -210,6 +210,9 @@ def test_static_lengths_longer_than_a_hopeless_one_are_not_measured(
     assert unmeasured_contenders(journal, cell.name) == {"mtp K=3"}
     without(journal, cell, "mtp K=2", {0, 1})
     assert next_repeat(journal, cell, options) is None
+    more = tiny_options(tmp_path, draft_lengths=(1, 2, 3), num_repeats=3)
+    repeat = next_repeat(journal, cell, more)
+    assert repeat == Repeat(2, ["none", "none again", "mtp K=1", PLUS])
     summary = summarise_cell(journal, cell.name)
     assert list(summary["contenders"]) == [
         "none",
