@@ -42,6 +42,11 @@ Matrix = NDArray[np.float64]
 
 _LEAST_TIME = 0.05
 """No step is believed to take less, relative to the scale."""
+_LEAST_SHARE = 0.3
+"""Of a pass's time is left, however few rows a smaller batch has."""
+_FARTHEST_MOVE = 4.0
+"""Ratio of two batches' sizes up to which one tells of the other's rows: farther out
+nothing was seen of them, and a little noise in the slope would become the answer."""
 
 
 class Estimate(NamedTuple):
@@ -150,6 +155,42 @@ def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
     for i in (-3, -2, -1):
         covariance[i, i] = prior.draft_deviation**2
     return Shape(mean, covariance)
+
+
+def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
+    """Beliefs about batches of another size: what a pass takes is due to its rows.
+
+    Args:
+        mean: ``[layout.size]`` times of a batch.
+        layout: Which entry is what.
+        ratio: Requests of the other batch over those of this one, > 0. Drafting takes
+            in proportion to a pass without drafts.
+
+    Returns:
+        ``[layout.size]`` in the same units.
+    """
+    ratio = min(max(ratio, 1.0 / _FARTHEST_MOVE), _FARTHEST_MOVE)
+    longest = layout.max_draft_length
+    uniform, mixed = mean[: longest + 1], mean[longest + 1 : layout.num_tiers]
+    tiers = [
+        _at(mixed if is_mixed else uniform, longest, ratio * (1.0 + tokens) - 1.0)
+        for tokens, is_mixed in layout.draft_tokens()
+    ]
+    growth = max(tiers[0], _LEAST_TIME) / max(uniform[0], _LEAST_TIME)
+    return tiers + [growth * part for part in mean[layout.num_tiers :]]
+
+
+def _at(curve: Vector, longest: int, tokens: float) -> float:
+    """Time of a pass over so many draft tokens per request, -1 < ``tokens``."""
+    slope = max(curve[-1] - curve[0], 0.0) / longest
+    if tokens <= 0.0:
+        return max(curve[0] + slope * tokens, _LEAST_SHARE * curve[0])
+    if tokens >= longest:
+        return curve[-1] + slope * (tokens - longest)
+    place = tokens * (len(curve) - 1) / longest
+    lower = int(place)
+    upper = min(lower + 1, len(curve) - 1)
+    return curve[lower] + (place - lower) * (curve[upper] - curve[lower])
 
 
 class StepTimes:

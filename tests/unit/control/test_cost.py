@@ -221,17 +221,38 @@ def test_catching_up_is_priced_and_does_not_make_drafting_look_dear() -> None:
     assert learned(model) == pytest.approx(learned(undisturbed), rel=0.1)
 
 
-def test_a_new_batch_size_starts_from_the_nearest_known() -> None:
+def rows_s(num_requests: int, length: int) -> float:
+    """Of a machine on which it is the rows of a pass that cost."""
+    pass_s, plain_s = (5e-3 + 6.25e-4 * num_requests * rows for rows in (1 + length, 1))
+    return pass_s + 0.1 * plain_s * length
+
+
+def learned_of_8_requests() -> CostModel:
     model = CostModel(K_MAX)
     for step in range(400):
         length = step // 4 % (K_MAX + 1)
-        model.observe(outcome([length] * 8, length, 0.01 * (1 + 0.6 * length)))
-    nearby = model.times(16, 500)
-    ratio = nearby.uniform(4, 4).seconds / nearby.uniform(0, 0).seconds
-    assert ratio == pytest.approx(3.4, rel=0.15)
-    prior = CostModel(K_MAX).times(16, 500)
-    assert prior.uniform(4, 4).seconds / prior.uniform(0, 0).seconds < 2.0
-    assert nearby.uniform(4, 4).deviation > model.times(8, 500).uniform(4, 4).deviation
+        model.observe(outcome([length] * 8, length, rows_s(8, length)))
+    return model
+
+
+@pytest.mark.parametrize("num_requests", [4, 6, 12, 16])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_new_batch_size_starts_from_the_rows_of_the_nearest_known(
+    num_requests: int, length: int
+) -> None:
+    times = learned_of_8_requests().times(num_requests, 500)
+    believed = times.uniform(length, length).seconds / times.uniform(0, 0).seconds
+    true = rows_s(num_requests, length) / rows_s(num_requests, 0)
+    assert believed == pytest.approx(true, rel=0.03)
+
+
+def test_a_new_batch_size_is_known_better_than_nothing_and_less_than_the_nearest() -> (
+    None
+):
+    model = learned_of_8_requests()
+    nearby, nearest = (model.times(n, 500).uniform(4, 4) for n in (16, 8))
+    nothing = CostModel(K_MAX).times(16, 500).uniform(4, 4)
+    assert nothing.deviation > nearby.deviation > nearest.deviation
 
 
 def test_what_was_visited_is_known_better_than_what_was_not() -> None:

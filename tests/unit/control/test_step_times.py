@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mtp.control.step_times import CostPrior, Layout, StepTimes, prior_shape
+from vllm_mtp.control.step_times import (
+    CostPrior,
+    Layout,
+    StepTimes,
+    moved,
+    prior_shape,
+)
 
 LAYOUT = Layout(3)
 SHAPE = prior_shape(LAYOUT, CostPrior())
@@ -47,6 +53,33 @@ def test_the_prior_is_a_covariance_and_rows_cost_something() -> None:
     expected = [times.relative(LAYOUT.uniform(k, k)).seconds for k in range(4)]
     assert expected[0] == 1.0
     assert expected == sorted(expected)
+
+
+MEANS = st.lists(st.floats(0.05, 20.0), min_size=LAYOUT.size, max_size=LAYOUT.size)
+
+
+@given(MEANS)
+def test_beliefs_that_move_to_the_same_size_stay(mean: list[float]) -> None:
+    assert moved(mean, LAYOUT, 1.0) == pytest.approx(mean)
+
+
+@given(MEANS, st.floats(1e-4, 1e4))
+def test_beliefs_that_move_stay_times_and_do_not_explode(
+    mean: list[float], ratio: float
+) -> None:
+    there = moved(mean, LAYOUT, ratio)
+    assert len(there) == LAYOUT.size
+    assert min(there) > 0.0
+    steepest = max(mean) * 4 * (1 + 3)
+    assert max(there[: LAYOUT.num_tiers]) <= steepest
+
+
+def test_a_batch_of_twice_the_size_has_twice_the_rows() -> None:
+    times = [1.0 + 0.5 * tokens for tokens, _ in LAYOUT.draft_tokens()]
+    there = moved([*times, 0.1, 0.2, 0.3], LAYOUT, 2.0)
+    rows = [2.0 * (1.0 + tokens) for tokens, _ in LAYOUT.draft_tokens()]
+    assert there[:-3] == pytest.approx([1.0 + 0.5 * (r - 1.0) for r in rows])
+    assert there[-3:] == pytest.approx([0.15, 0.3, 0.45])
 
 
 def test_layouts_name_every_entry_once() -> None:
