@@ -183,14 +183,10 @@ def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
 def _at(curve: Vector, longest: int, tokens: float) -> float:
     """Time of a pass over so many draft tokens per request, -1 < ``tokens``."""
     slope = max(curve[-1] - curve[0], 0.0) / longest
-    if tokens <= 0.0:
+    if tokens < 0.0:
         return max(curve[0] + slope * tokens, _LEAST_SHARE * curve[0])
-    if tokens >= longest:
-        return curve[-1] + slope * (tokens - longest)
-    place = tokens * (len(curve) - 1) / longest
-    lower = int(place)
-    upper = min(lower + 1, len(curve) - 1)
-    return curve[lower] + (place - lower) * (curve[upper] - curve[lower])
+    seen = float(np.interp(tokens, np.linspace(0.0, longest, len(curve)), curve))
+    return seen + slope * max(tokens - longest, 0.0)
 
 
 class StepTimes:
