@@ -167,7 +167,8 @@ def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
             in proportion to a pass without drafts.
 
     Returns:
-        ``[layout.size]`` in the same units.
+        ``[layout.size]`` in units in which a pass without drafts takes as before: the
+        deviations of a prior are fractions of that.
     """
     ratio = min(max(ratio, 1.0 / _FARTHEST_MOVE), _FARTHEST_MOVE)
     longest = layout.max_draft_length
@@ -177,7 +178,7 @@ def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
         for tokens, is_mixed in layout.draft_tokens()
     ]
     growth = max(tiers[0], _LEAST_TIME) / max(uniform[0], _LEAST_TIME)
-    return tiers + [growth * part for part in mean[layout.num_tiers :]]
+    return [tier / growth for tier in tiers] + mean[layout.num_tiers :]
 
 
 def _at(curve: Vector, longest: int, tokens: float) -> float:

@@ -70,16 +70,18 @@ def test_beliefs_that_move_stay_times_and_do_not_explode(
     there = moved(mean, LAYOUT, ratio)
     assert len(there) == LAYOUT.size
     assert min(there) > 0.0
-    steepest = max(mean) * 4 * (1 + 3)
+    assert there[0] == pytest.approx(max(mean[0], 0.05), rel=1e-3)
+    steepest = max(mean) * 4 * (1 + 3) / 0.3
     assert max(there[: LAYOUT.num_tiers]) <= steepest
+    assert there[-3:] == mean[-3:]
 
 
 def test_a_batch_of_twice_the_size_has_twice_the_rows() -> None:
     times = [1.0 + 0.5 * tokens for tokens, _ in LAYOUT.draft_tokens()]
     there = moved([*times, 0.1, 0.2, 0.3], LAYOUT, 2.0)
     rows = [2.0 * (1.0 + tokens) for tokens, _ in LAYOUT.draft_tokens()]
-    assert there[:-3] == pytest.approx([1.0 + 0.5 * (r - 1.0) for r in rows])
-    assert there[-3:] == pytest.approx([0.15, 0.3, 0.45])
+    assert there[:-3] == pytest.approx([(1.0 + 0.5 * (r - 1.0)) / 1.5 for r in rows])
+    assert there[-3:] == [0.1, 0.2, 0.3]
 
 
 def test_layouts_name_every_entry_once() -> None:
