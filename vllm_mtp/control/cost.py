@@ -4,15 +4,17 @@ The batch decides the *block*: a bucket of the number of decoding requests and o
 their mean context length. Each block has beliefs of its own (`step_times`); a new one
 starts from those of the nearest block that was visited, taken by the rows of a pass.
 
-Robust: a step's time counts for as much as three typical deviations at most. Drift:
-what makes all steps slower at once (a busy machine) is told from what makes one kind
-of step dearer, because the former is by far the more frequent.
+Robust: a step's time counts for as much as three typical deviations at most, unless
+steps in a row are that far off: then beliefs are wrong. Drift: what makes all steps
+slower at once (a busy machine) is told from what makes one kind of step dearer, because
+the former is by far the more frequent.
 
 Steps with prefill tell nothing about drafts and are ignored. Steps in which the MTP
 layers caught up on what they missed teach the price of catching up and nothing else.
 """
 
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
@@ -21,7 +23,6 @@ from vllm_mtp.control.step_times import (
     CostPrior,
     Estimate,
     Layout,
-    Shape,
     StepTimes,
     moved,
     prior_shape,
@@ -47,8 +48,18 @@ _MAX_PENDING = 32
 _FIRST_STEPS = 20
 """While a block is so young, a much faster step shows that its scale was set by a
 disturbed one."""
+_WRONG_DEVIATIONS = 3.0
+"""Steps in a row that are so far from what was expected show that it is wrong."""
+_VISITS_WITHOUT_PLAIN = 48
+"""So many steps with drafts are enough to guess what one without takes."""
 _MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
 """What took less or more is no step: the clock jumped, or the machine slept."""
+
+
+_Key = tuple[int, int]
+"""Of a block: its buckets of requests and of context length."""
+_Kind = tuple[_Key, Sequence[float]]
+"""Steps of a block with the same features."""
 
 
 @cache
@@ -70,15 +81,20 @@ def context_bucket(tokens_per_request: float) -> int:
 class _Pending:
     """Equal steps in a row that wait to be learned."""
 
-    __slots__ = ("expected", "features", "num_steps", "total")
+    __slots__ = ("expected", "features", "seconds", "total")
 
     def __init__(self, features: Sequence[float], expected: Estimate) -> None:
         self.features = features
         self.expected = expected
         """Relative time, as of before these steps."""
         self.total = 0.0
-        """Their relative times, summed."""
-        self.num_steps = 0
+        """Their relative times, summed, each bounded."""
+        self.seconds: list[float] = []
+        """Their times as they were, of a batch of the block's own size."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.seconds)
 
 
 class _Jumps:
@@ -89,37 +105,54 @@ class _Jumps:
     the machine. If the level took its time to follow, the kind that is met after a
     jump would take the blame: verifying a draft token was believed to cost 1.45 plain
     steps where it cost 1.63.
+
+    Groups are compared with each other, not with what was expected: of a kind of step
+    that costs three times what was believed, one group does not say so to the end. In
+    a batch where drafting doubles the time of a step that passed for a machine twice
+    as slow, in which drafting seemed to pay: one start in ten went on with it for
+    hundreds of steps, at 0.7 of the speed without.
     """
 
     def __init__(self) -> None:
         self.variance = _LEVEL_VARIANCE
         """Growth in each step, as in `_LEVEL_VARIANCE`."""
-        self._last: Sequence[float] | None = None
+        self._last: tuple[_Kind, int, float] | None = None
 
-    def learn(
-        self, features: Sequence[float], num_steps: int, surprise: float, usual: float
-    ) -> float:
+    def learn(self, kind: _Kind, seconds: Sequence[float], noise: float) -> float:
         """Take note of a group of equal steps.
 
         Args:
-            features: Their kind.
-            num_steps: How many they are.
-            surprise: Their time over the expected one, minus 1.
-            usual: Variance of such surprises if nothing has jumped.
+            kind: What they have in common.
+            seconds: Their times.
+            noise: Typical deviation of one of them, as a fraction.
 
         Returns:
             Variance that the level has gained by a jump.
         """
-        is_same, self._last = features == self._last, features
-        if not is_same:
+        num_steps, typical_s = len(seconds), statistics.median(seconds)
+        last, self._last = self._last, (kind, num_steps, typical_s)
+        if last is None or last[0] != kind:
             return 0.0
+        surprise = typical_s / last[2] - 1.0
+        usual = noise**2 * (_worth(num_steps) + _worth(last[1]))
         # In fewer steps a single one that was disturbed looks the same.
-        is_jump = num_steps >= _FEWEST_OF_JUMP and surprise**2 > 4.0 * usual
+        is_jump = (
+            min(num_steps, last[1]) >= _FEWEST_OF_JUMP and surprise**2 > 4.0 * usual
+        )
         gained = surprise**2 - usual if is_jump else 0.0
         share = 1.0 - math.exp(-num_steps / _JUMP_MEMORY_STEPS)
         wanted = self.variance + share * (gained / num_steps - self.variance)
         self.variance = max(wanted, _LEVEL_VARIANCE)
         return gained
+
+
+def _worth(num_steps: int) -> float:
+    """Variance of the mean of so many steps in a row, of one step's.
+
+    Neighbouring steps are disturbed by the same things: a hundred of them are not
+    worth a hundred.
+    """
+    return 1.0 / min(num_steps, 8)
 
 
 class _CaughtUp:
@@ -138,6 +171,10 @@ class _Block:
         self.slope = 0.5
         """Growth of the time with the number of requests, 0 (none) .. 1."""
         self.num_visits = 0
+        self.has_plain_steps = False
+        """A step that neither drafts nor verifies was seen."""
+        self.last_error = 0.0
+        """Sign of what the last steps were wrong by; 0 if they were as expected."""
         self.aged_at = now_step
         """Step up to which time has made everything uncertain."""
 
@@ -149,7 +186,15 @@ class _Block:
 class ExpectedTimes:
     """Expected step times of one batch, as of now."""
 
-    def __init__(self, layout: Layout, times: StepTimes, scale_s: float) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        times: StepTimes,
+        scale_s: float,
+        guesses_plain: bool = False,
+    ) -> None:
+        self.guesses_plain = guesses_plain
+        """What steps without drafts take is a guess, after many steps with them."""
         self._layout, self._times, self._scale_s = layout, times, scale_s
         self._cache: dict[tuple[float, int, bool], Estimate] = {}
 
@@ -209,8 +254,8 @@ class CostModel:
         self._layout = Layout(max_draft_length)
         self._shape = prior_shape(self._layout, prior or CostPrior())
         self._forget = math.log(2) / _HALF_LIFE_STEPS
-        self._blocks: dict[tuple[int, int], _Block] = {}
-        self._pending: dict[tuple[int, int], _Pending] = {}
+        self._blocks: dict[_Key, _Block] = {}
+        self._pending: dict[_Key, _Pending] = {}
         self._num_steps = 0
         self._uniform = cache(self._layout.uniform)
 
@@ -226,8 +271,14 @@ class CostModel:
             (request_bucket(num_requests), context_bucket(context_per_request))
         )
         scale_s = block.times.scale_s or 1.0
+        guesses_plain = (
+            not block.has_plain_steps and block.num_visits >= _VISITS_WITHOUT_PLAIN
+        )
         return ExpectedTimes(
-            self._layout, block.times, scale_s * block.factor(num_requests)
+            self._layout,
+            block.times,
+            scale_s * block.factor(num_requests),
+            guesses_plain,
         )
 
     # -- learning -----------------------------------------------------------------
@@ -267,7 +318,7 @@ class CostModel:
 
     def _note(
         self,
-        key: tuple[int, int],
+        key: _Key,
         features: Sequence[float],
         num_requests: int,
         seconds: float,
@@ -282,14 +333,16 @@ class CostModel:
             self._learn_pending()
             pending = _Pending(features, block.times.relative(features))
             self._pending[key] = pending
-        relative = seconds / block.times.scale_s / block.factor(num_requests)
+        own_s = seconds / block.factor(num_requests)
+        pending.seconds.append(own_s)
+        relative = own_s / block.times.scale_s
         block.num_visits += 1
+        block.has_plain_steps |= features == self._uniform(0, 0)
         expected = pending.expected.seconds
         if block.num_visits <= _FIRST_STEPS and relative < 0.6 * expected:
             block.times.scale_s *= relative / expected
             relative = expected
         pending.total += self._clip(block, pending.expected, relative, num_requests)
-        pending.num_steps += 1
 
     def _clip(
         self,
@@ -314,25 +367,45 @@ class CostModel:
 
     def _learn_pending(self) -> None:
         for key, pending in self._pending.items():
-            block = self._blocks[key]
-            relative = pending.total / pending.num_steps
-            # Neighbouring steps are disturbed by the same things: a hundred of them
-            # are not worth a hundred.
-            noise = self.noise / math.sqrt(min(pending.num_steps, 8))
-            expected, doubt = pending.expected
-            jumped = self._jumps.learn(
-                pending.features,
-                pending.num_steps,
-                relative / expected - 1.0,
-                doubt * doubt + noise * noise,
-            )
-            elapsed = self._num_steps - block.aged_at
-            block.aged_at = self._num_steps
-            wandered = min(self._jumps.variance * elapsed, _MAX_LEVEL_VARIANCE)
-            forgotten = 1.0 - math.exp(-self._forget * elapsed)
-            block.times.age(self._shape, forgotten, wandered + jumped)
-            block.times.learn(pending.features, relative, noise * relative)
+            self._learn_group(key, pending)
         self._pending.clear()
+
+    def _learn_group(self, key: _Key, pending: _Pending) -> None:
+        block, times = self._blocks[key], self._blocks[key].times
+        kind = (key, pending.features)
+        jumped = self._jumps.learn(kind, pending.seconds, self.noise)
+        elapsed = self._num_steps - block.aged_at
+        block.aged_at = self._num_steps
+        wandered = min(self._jumps.variance * elapsed, _MAX_LEVEL_VARIANCE)
+        forgotten = 1.0 - math.exp(-self._forget * elapsed)
+        times.age(self._shape, forgotten, wandered + jumped)
+        noise = self.noise * math.sqrt(_worth(pending.num_steps))
+        relative = pending.total / pending.num_steps
+        # The lower one of two, so that a single spike is none of a pair.
+        typical = statistics.median_low(pending.seconds) / times.scale_s
+        error = self._error(block, pending, typical, noise)
+        if error:
+            times.doubt(self._shape, pending.features, 0.5 * error**2)
+            relative = typical
+        times.learn(pending.features, relative, noise * relative)
+
+    def _error(
+        self, block: _Block, pending: _Pending, typical: float, noise: float
+    ) -> float:
+        """By how much beliefs about drafts are wrong; 0 if only one step says so.
+
+        Not of plain steps: what they take is the level.
+        """
+        if pending.features == self._uniform(0, 0):
+            block.last_error = 0.0
+            return 0.0
+        expected, doubt = block.times.relative(pending.features)
+        error = typical - expected
+        usual = math.hypot(doubt * expected, noise * typical)
+        is_far = abs(error) > _WRONG_DEVIATIONS * usual
+        before, block.last_error = block.last_error, math.copysign(is_far, error)
+        is_lasting = pending.num_steps > 1 or before == block.last_error
+        return error if is_far and is_lasting else 0.0
 
     def _learn_catch_up(
         self, block: _Block, features: Sequence[float], outcome: StepOutcome
@@ -354,14 +427,14 @@ class CostModel:
 
     # -- blocks -------------------------------------------------------------------
 
-    def _block(self, key: tuple[int, int]) -> _Block:
+    def _block(self, key: _Key) -> _Block:
         block = self._blocks.get(key)
         if block is None:
             block = _Block(key[0], self._first_times(key), self._num_steps)
             self._blocks[key] = block
         return block
 
-    def _first_times(self, key: tuple[int, int]) -> StepTimes:
+    def _first_times(self, key: _Key) -> StepTimes:
         """Beliefs of the nearest block that was visited, less certain.
 
         Four requests are not one with all times in proportion: four drafts of each are
@@ -370,7 +443,7 @@ class CostModel:
         is (K = 2), for hundreds of steps.
         """
 
-        def distance(other: tuple[int, int]) -> float:
+        def distance(other: _Key) -> float:
             return abs(math.log2(other[0] / key[0])) + abs(other[1] - key[1])
 
         visited = [k for k, block in self._blocks.items() if block.times.is_known]
@@ -379,6 +452,6 @@ class CostModel:
         nearest = min(visited, key=lambda other: (distance(other), other))
         known = self._blocks[nearest].times
         mean = moved(known.mean, self._layout, key[0] / nearest[0])
-        times = StepTimes(Shape(mean, known.covariance))
+        times = StepTimes(self._shape._replace(mean=mean, covariance=known.covariance))
         times.age(self._shape, min(0.15 + 0.15 * distance(nearest), 0.8), 0.0)
         return times

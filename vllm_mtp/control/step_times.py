@@ -87,6 +87,8 @@ class Shape(NamedTuple):
 
     mean: Vector
     covariance: Matrix
+    apart: Matrix
+    """Of the covariance what tiers do not have in common: the level is left out."""
 
 
 class Layout(NamedTuple):
@@ -154,7 +156,9 @@ def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
             )
     for i in (-3, -2, -1):
         covariance[i, i] = prior.draft_deviation**2
-    return Shape(mean, covariance)
+    apart = covariance.copy()
+    apart[: len(tiers), : len(tiers)] -= prior.level_deviation**2
+    return Shape(mean, covariance, apart)
 
 
 def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
@@ -177,7 +181,9 @@ def moved(mean: Vector, layout: Layout, ratio: float) -> Vector:
         _at(mixed if is_mixed else uniform, longest, ratio * (1.0 + tokens) - 1.0)
         for tokens, is_mixed in layout.draft_tokens()
     ]
-    growth = max(tiers[0], _LEAST_TIME) / max(uniform[0], _LEAST_TIME)
+    # Where a pass over more rows seems to take a tenth, noise speaks.
+    tiers[0] = max(tiers[0], _LEAST_SHARE * uniform[0], _LEAST_TIME)
+    growth = tiers[0] / max(uniform[0], _LEAST_TIME)
     return [tier / growth for tier in tiers] + mean[layout.num_tiers :]
 
 
@@ -239,6 +245,24 @@ class StepTimes:
         gain = cross / variance
         self.mean = (self.mean + gain * (relative - expected)).tolist()
         self.covariance -= np.outer(gain, cross)
+
+    def doubt(self, shape: Shape, features: Sequence[float], variance: float) -> None:
+        """Beliefs were wrong of a kind of step: doubt how kinds of steps differ.
+
+        Where rows cost ten times what the prior says, each step seen makes beliefs
+        more certain and hardly less wrong. What all kinds have in common is left as it
+        is: how fast the machine is was seen a moment ago.
+
+        Args:
+            shape: How much may be doubted.
+            features: Of the step.
+            variance: That its expected time should have, in units of the scale squared.
+        """
+        used = [(i, f) for i, f in enumerate(features) if f]
+        most = math.fsum(
+            f * g * shape.apart.item(i, j) for i, f in used for j, g in used
+        )
+        self.covariance += min(variance / most, 1.0) * shape.apart
 
     def age(self, shape: Shape, own: float, level: float) -> None:
         """Grow uncertain.

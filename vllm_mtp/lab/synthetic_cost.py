@@ -286,3 +286,14 @@ CPU_TABLE = TableCost(
 """Two cores, 0.43B bfloat16 model: step times at K = 0, 1, 2, 3 were seen as 1.00,
 1.45, 1.48, 1.56 of no speculation, a pass over two rows dearer than one over four.
 Beyond 5 rows the times are extrapolated by hand toward the compute bound."""
+
+CPU_CORE_TABLE = TableCost(
+    rows=(1, 4, 8, 16, 32, 64, 128),
+    seconds=(14.5e-3, 16.8e-3, 20e-3, 28.5e-3, 55e-3, 106e-3, 210e-3),
+    draft_step_s=3e-3,
+    draft_row_s=0.3e-3,
+    catch_up_row_s=0.1e-3,
+)
+"""One core of an EPYC (Zen 5), 109M parameters in float32: beyond 16 rows a pass takes
+in proportion to them, so that drafting for many requests loses whatever is accepted.
+The times of draft steps are rounded estimates."""

@@ -6,6 +6,7 @@ from vllm_mtp.lab.synthetic import World
 from vllm_mtp.lab.synthetic_acceptance import AcceptanceLaw, decaying, geometric
 from vllm_mtp.lab.synthetic_cost import (
     B200,
+    CPU_CORE_TABLE,
     CPU_TABLE,
     DENSE_7B,
     DENSE_70B,
@@ -13,6 +14,7 @@ from vllm_mtp.lab.synthetic_cost import (
     H200,
     MOE_671B,
     RooflineCost,
+    TableCost,
 )
 from vllm_mtp.lab.trace_world import CostCurve
 
@@ -32,12 +34,13 @@ H200_MOE = RooflineCost(
 
 COSTS: Mapping[str, CostCurve] = {
     "0.43B, two CPU cores": CPU_TABLE,
+    "109M, one CPU core": CPU_CORE_TABLE,
     "dense 7B, H100": H100_7B,
     "dense 70B, 4 x H200": H200_70B,
     "dense 7B in FP8, B200": B200_7B_FP8,
     "MoE 671B in FP8, 16 x H200": H200_MOE,
 }
-"""What the worlds run on: a table of measured times, then roofline models."""
+"""What the worlds run on: tables of measured times, then roofline models."""
 
 SPREAD_LAW = AcceptanceLaw((geometric(0.7),), spread=1.2)
 
@@ -62,6 +65,8 @@ _STATIONARY = (
     World("cpu-1-near-zero", _law(NEAR_ZERO), CPU_TABLE),
     World("cpu-4-tuned", _law(TUNED), CPU_TABLE, 4),
     World("cpu-16-spread", SPREAD_LAW, CPU_TABLE, 16),
+    World("core-16-good", _law(GOOD), CPU_CORE_TABLE, 16),
+    World("core-16-untuned", _law(UNTUNED), CPU_CORE_TABLE, 16),
     World("h100-1-tuned", _law(TUNED), H100_7B),
     World("h100-32-tuned", _law(TUNED), H100_7B, 32),
     World("h100-256-spread", SPREAD_LAW, H100_7B, 256),
@@ -113,7 +118,7 @@ _CHANGING = (
 
 WORLDS: Mapping[str, World] = {
     # vLLM schedules asynchronously on a GPU, not on a CPU.
-    world.name: world.changed(compares_drafts=world.cost is CPU_TABLE)
+    world.name: world.changed(compares_drafts=isinstance(world.cost, TableCost))
     for world in (
         *_STATIONARY,
         *(world.changed(is_stationary=False) for world in _CHANGING),

@@ -347,3 +347,74 @@ def test_verifying_the_drafts_of_some_without_drafting_is_known_by_its_mean() ->
     times = model.times(8, 500)
     some = times.undrafted(0.25, is_uniform=False).seconds
     assert some == pytest.approx(1.45 * BASE_S, rel=0.05)
+
+
+ROWS_IN_PROPORTION_S = 28e-3
+"""Of a batch that is bound by arithmetic: a pass takes in proportion to its rows."""
+
+
+def proportional_s(length: int, depth: int) -> float:
+    return ROWS_IN_PROPORTION_S * (1.0 + 0.95 * length + 0.2 * depth)
+
+
+def teach_proportional(
+    model: CostModel,
+    depths: list[int],
+    steps_at_each: int,
+    seed: int = 0,
+    num_requests: int = 16,
+) -> None:
+    """Steps in which all requests draft equally deep, by turns."""
+    rng, length = random.Random(seed), 0
+    for depth in depths:
+        for _ in range(steps_at_each):
+            seconds = proportional_s(length, depth) * rng.lognormvariate(0, 0.03)
+            model.observe(outcome([length] * num_requests, depth, seconds))
+            length = depth
+        model.times(num_requests, 500)  # a search, which learns what has come
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_plain", [0, 200])
+def test_rows_that_cost_ten_times_the_prior_are_believed_soon(
+    num_plain: int, seed: int
+) -> None:
+    model = CostModel(K_MAX)
+    teach_proportional(model, [0], num_plain, seed)
+    teach_proportional(model, [3, 2, 0, 1, 3, 0], 3, seed)
+    times = model.times(16, 500)
+    off_s = times.uniform(0, 0).seconds
+    for length in (1, 2, 3):
+        true = proportional_s(length, length) / proportional_s(0, 0)
+        found = times.uniform(length, length).seconds / off_s
+        assert found == pytest.approx(true, rel=0.1), length
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dear_drafts_are_no_slow_machine(seed: int) -> None:
+    """Two groups of a kind in a row that were both not expected are no jump."""
+    model = CostModel(K_MAX)
+    teach_proportional(model, [0], 200, seed)
+    teach_proportional(model, [2] * 8, 4, seed)
+    off_s = model.times(16, 500).uniform(0, 0).seconds
+    assert off_s == pytest.approx(ROWS_IN_PROPORTION_S, rel=0.25)
+
+
+def test_one_slow_step_does_not_overthrow_what_is_believed() -> None:
+    model = CostModel(K_MAX)
+    teach_cpu(model, random.Random(0))
+    before = learned(model)
+    model.observe(outcome([0], 0, 10 * BASE_S))
+    model.observe(outcome([0], 3, cpu_s(0, 3)))
+    assert learned(model) == pytest.approx(before, rel=0.1)
+
+
+def test_plain_steps_are_a_guess_until_one_was_seen() -> None:
+    model = CostModel(K_MAX)
+    teach_proportional(model, [2], 20)
+    assert not model.times(16, 500).guesses_plain  # too early to ask
+    teach_proportional(model, [2], 40)
+    assert model.times(16, 500).guesses_plain
+    assert not model.times(4, 500).guesses_plain  # another batch, not seen at all
+    model.observe(outcome([0] * 16, 0, ROWS_IN_PROPORTION_S))
+    assert not model.times(16, 500).guesses_plain

@@ -27,7 +27,7 @@ def times_of(
         for h in range(2 * K_MAX + 1)
     ]
     nothing = np.zeros((NUM_PARTS, NUM_PARTS))
-    shape = Shape([*verify, *uneven, 0.0, 0.0, draft], nothing)
+    shape = Shape([*verify, *uneven, 0.0, 0.0, draft], nothing, nothing)
     return ExpectedTimes(LAYOUT, StepTimes(shape), 1.0)
 
 
@@ -175,7 +175,7 @@ def test_drafting_deeper_for_a_few_is_found_though_it_does_not_pay_for_all() -> 
     verify = [1.0 + 0.3 * k for k in range(deepest + 1)]
     uneven = [1.0 + 0.15 * h for h in range(2 * deepest + 1)]
     nothing = np.zeros((layout.size, layout.size))
-    shape = Shape([*verify, *uneven, 0.0, 0.0, 0.01], nothing)
+    shape = Shape([*verify, *uneven, 0.0, 0.0, 0.01], nothing, nothing)
     times = ExpectedTimes(layout, StepTimes(shape), 1.0)
     sure, vain = group(6, [0.98] * deepest), group(58, [0.05] * deepest)
     found = plans(Batch([sure, vain]), times, range(deepest + 1))
@@ -229,6 +229,7 @@ def test_optimism_counts_for_acceptance_and_for_cost() -> None:
         Shape(
             [1.0] * (NUM_PARTS - 3) + [0.0, 0.0, 0.1],
             0.04 * np.eye(NUM_PARTS),
+            np.zeros((NUM_PARTS, NUM_PARTS)),
         )
     )
     times = ExpectedTimes(LAYOUT, doubtful, 1.0)

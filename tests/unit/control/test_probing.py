@@ -11,8 +11,24 @@ from vllm_mtp.control.step_times import Estimate
 from vllm_mtp.records import DecodeRequest
 
 MARGIN = 0.03
-NO_TIMES: Any = None
-"""Only asked for from K = 0."""
+
+
+class NoTimes:
+    """They are only asked for from K = 0, or where K = 0 is a guess."""
+
+    guesses_plain = False
+
+
+NO_TIMES: Any = NoTimes()
+
+
+class GuessedTimes:
+    """A plain step was never seen, and may well take two thirds of what is thought."""
+
+    guesses_plain = True
+
+    def uniform(self, draft_length: int, depth: int) -> Estimate:
+        return Estimate(0.020, 0.15)
 
 
 class LineTimes:
@@ -51,6 +67,20 @@ def test_a_plan_is_tried_that_would_be_changed_to_with_luck(
     probing.look_for([now.plan, other], now)
     probe = probing.step(now)
     assert (probe is not None and probe.plan == other) == is_tried
+
+
+@pytest.mark.parametrize(("goodput", "is_tried"), [(70.0, True), (67.0, False)])
+def test_not_drafting_is_tried_once_where_its_time_is_a_guess(
+    goodput: float, is_tried: bool
+) -> None:
+    """If three deviations of luck would make it as good."""
+    guessed: Any = GuessedTimes()
+    found = [plan(1, 100.0, with_luck=110.0), plan(0, goodput, with_luck=80.0)]
+    for times, expected in ((NO_TIMES, False), (guessed, is_tried)):
+        probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
+        now = Situation(found[0], times, (), 0.0)
+        probing.look_for(found, now)
+        assert (probing.step(now) is not None) == expected
 
 
 def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> None:

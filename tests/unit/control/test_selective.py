@@ -60,7 +60,7 @@ def times_of(mixed_row: float) -> ExpectedTimes:
     uniform = [1.0 + mixed_row * k for k in range(K_MAX + 1)]
     mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
     nothing = np.zeros((layout.size, layout.size))
-    shape = Shape([*uniform, *mixed, 0.0, 0.0, 0.0], nothing)
+    shape = Shape([*uniform, *mixed, 0.0, 0.0, 0.0], nothing, nothing)
     return ExpectedTimes(layout, StepTimes(shape), 0.01)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_mtp.control.step_times import (
@@ -64,6 +64,7 @@ def test_beliefs_that_move_to_the_same_size_stay(mean: list[float]) -> None:
 
 
 @given(MEANS, st.floats(1e-4, 1e4))
+@example([3.0, 1.0, 1.0, 0.25, *[1.0] * 6, 8.0, *[1.0] * 3], 4.0)
 def test_beliefs_that_move_stay_times_and_do_not_explode(
     mean: list[float], ratio: float
 ) -> None:

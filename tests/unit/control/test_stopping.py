@@ -20,7 +20,7 @@ LAYOUT = Layout(K_MAX)
 def times_of(uniform: list[float], mixed_row: float, draft: float) -> ExpectedTimes:
     mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
     nothing = np.zeros((LAYOUT.size, LAYOUT.size))
-    shape = Shape([*uniform, *mixed, 0.0, 0.3, draft], nothing)
+    shape = Shape([*uniform, *mixed, 0.0, 0.3, draft], nothing, nothing)
     return ExpectedTimes(LAYOUT, StepTimes(shape), 0.01)
 
 
