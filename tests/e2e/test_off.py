@@ -19,6 +19,8 @@ from tests.support.watch import play_script, record_outcomes, scheduler_of
 from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary
+from vllm_mtp.integration.resting_v1 import MAX_STEPS
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
@@ -30,14 +32,14 @@ SCRIPT = [0] * 9 + [2] * 2 + [0] * 2 + [3] + [0] * 5 + [1] * 4
 def run_twice(**settings: Any) -> tuple[JobResult, JobResult]:
     """With MTP layers that rest, and with MTP layers that never do."""
     is_async = {"async_scheduling": True} if settings.pop("is_async", False) else {}
-    options = settings.pop("engine", {})
+    options, script = settings.pop("engine", {}), settings.pop("script", SCRIPT)
     ours = ENGINE | is_async | options | {"speculative_config": SPECULATION}
     resting, never = run_jobs(
         Jobs(
             model=str(BUNDLED_CHECKPOINT),
             prompts=[list(p) for p in heldout_prompts(7, max_tokens=48)],
             engines=[ours, ours | {"never_rest": True}],
-            script=SCRIPT,
+            script=script,
             **settings,
         )
     )
@@ -46,6 +48,12 @@ def run_twice(**settings: Any) -> tuple[JobResult, JobResult]:
 
 CASES = {
     "v1": {"max_tokens": 70},
+    # One at a time, since several would not catch up on so much in one step.
+    "v1-long-pauses": {
+        "max_tokens": 120,
+        "script": [0] * 50 + [3] * 3,
+        "engine": {"max_num_seqs": 1},
+    },
     # Two requests decode and a third one's prompt comes in rows of one.
     "v1-chunks": {"max_tokens": 70, "engine": {"max_num_batched_tokens": 3}},
     "v1-async": {"max_tokens": 70, "is_async": True},
@@ -82,6 +90,31 @@ def test_a_step_at_rest_takes_the_path_of_a_target_alone() -> None:
         assert runner.speculative_config is not None
         with_prompt = [o for o in recorder.outcomes if o.num_prefill_tokens]
     assert 0 < len(proposed) == len(with_prompt) < len(recorder.outcomes) / 4
+
+
+def test_tokens_of_steps_at_rest_are_heard_of_when_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By those who count tokens or follow grammars: each once, and in order."""
+    heard: dict[str, list[int]] = defaultdict(list)
+    lasts = []
+    hear = DraftsFromVocabulary.hear
+
+    def recorded(self: Any, request_ids: Sequence[str], committed: Any) -> None:
+        lasts.append(committed.shape[1])
+        for request_id, tokens in zip(request_ids, committed.tolist(), strict=True):
+            heard[request_id] += [token for token in tokens if token >= 0]
+        hear(self, request_ids, committed)
+
+    monkeypatch.setattr(DraftsFromVocabulary, "hear", recorded)
+    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=SPECULATION) as llm:
+        play_script(llm, [0] * 45 + [2])
+        texts = greedy(llm, heldout_prompts(2, max_tokens=48), 100)
+    assert max(lasts) == MAX_STEPS - 1  # and the last of them apart
+    # The last steps at rest wait for another one.
+    for text, tokens in zip(texts, heard.values(), strict=True):
+        assert len(text) - MAX_STEPS <= len(tokens) <= len(text)
+        assert tokens == text[: len(tokens)]
 
 
 def test_steps_at_rest_need_a_decision_now_and_then_and_all_are_heard_of() -> None:

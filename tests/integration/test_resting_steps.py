@@ -11,31 +11,44 @@ from vllm_mtp.integration.scheduled_steps import ScheduledStep
 LAST = ScheduledStep(2, 2, 2, 0, 100, 0, 0)
 
 
-def output(rows: dict[str, int], **facts: Any) -> Any:
+def output(
+    rows: dict[str, int], resumed: frozenset[str] = frozenset(), **facts: Any
+) -> Any:
     usual = {
-        "num_scheduled_tokens": rows,
         "total_num_scheduled_tokens": sum(rows.values()),
         "scheduled_spec_decode_tokens": {},
-        "scheduled_cached_reqs": SimpleNamespace(resumed_req_ids=set()),
+        "scheduled_cached_reqs": SimpleNamespace(
+            req_ids=[*rows], resumed_req_ids=resumed
+        ),
     }
     return SimpleNamespace(**usual | facts)
 
 
 def resting(num_steps: int = MAX_STEPS) -> RestingSteps:
     steps = RestingSteps()
-    steps.may_begin(frozenset("ab"), LAST)
+    steps.may_begin(["a", "b"], LAST)
     steps.begin(num_steps)
     return steps
 
 
 def test_the_same_batch_goes_on_for_so_many_steps() -> None:
     steps = resting(100)
-    contexts = []
-    while (step := steps.goes_on(output({"b": 1, "a": 1}))) is not None:
-        contexts.append(step.num_context_tokens)
-    assert contexts == [102 + 2 * i for i in range(MAX_STEPS)]
+    while steps.goes_on(output({"a": 1, "b": 1})):
+        assert steps.are_under_way
+        steps.seconds.append(0.001 * steps.num_scheduled)
+        assert not steps.are_under_way
     assert steps.num_scheduled == MAX_STEPS
+    outcomes = steps.outcomes()
+    assert [o.num_context_tokens for o in outcomes] == [
+        102 + 2 * i for i in range(MAX_STEPS)
+    ]
+    assert [o.step_time_s for o in outcomes] == steps.seconds
+    assert all(
+        o.num_requests == o.num_decode_requests == o.num_scheduled_tokens == 2
+        for o in outcomes
+    )
     steps.told()
+    assert not steps.outcomes()
     steps.begin(5)
     assert steps.num_left == 0  # a decision comes first
 
@@ -48,21 +61,19 @@ def test_the_same_batch_goes_on_for_so_many_steps() -> None:
         output({"a": 1, "c": 1}),
         output({"a": 2, "b": 1}),
         output({"a": 1, "b": 1}, scheduled_spec_decode_tokens={"a": [1]}),
-        output(
-            {"a": 1, "b": 1},
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids={"a"}),
-        ),
+        output({"a": 1, "b": 1}, resumed=frozenset("a")),
+        output({"b": 1, "a": 1}),
     ],
 )
 def test_another_batch_needs_a_decision(other: Any) -> None:
-    assert resting().goes_on(other) is None
+    assert not resting().goes_on(other)
 
 
 def test_nothing_rests_before_a_step_that_may_be_repeated() -> None:
     steps = RestingSteps()
     steps.begin(5)
-    assert steps.goes_on(output({"a": 1, "b": 1})) is None
+    assert not steps.goes_on(output({"a": 1, "b": 1}))
     steps = resting()
     steps.end()
     steps.begin(5)
-    assert steps.goes_on(output({"a": 1, "b": 1})) is None
+    assert not steps.goes_on(output({"a": 1, "b": 1}))

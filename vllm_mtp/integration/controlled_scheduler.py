@@ -165,12 +165,11 @@ class ControlledScheduler(Scheduler):
                 self._unseen.forget(request_id)
         depth = 0
         if scheduler_output.total_num_scheduled_tokens:
-            resting = self._resting.goes_on(scheduler_output)
-            if resting is None:
+            if self._resting.goes_on(scheduler_output):
+                self._outcomes.begin_resting()
+            else:
                 self._tell_rested()
                 depth = self._close_step(scheduler_output)
-            else:
-                self._outcomes.begin(resting)
         scheduler_output.num_spec_tokens_to_schedule = depth
         super()._update_after_schedule(scheduler_output)
 
@@ -237,7 +236,8 @@ class ControlledScheduler(Scheduler):
         self._outcomes.begin(step)
         is_quiet = len(without_draft) == len(next_decoding) == step.num_requests
         if self._may_rest and not depth and is_quiet:
-            self._resting.may_begin(frozenset(without_draft), step)
+            # All of them, in the order in which they will be listed again.
+            self._resting.may_begin(without_draft, step)
         else:
             self._resting.end()
         return depth
@@ -333,17 +333,22 @@ class ControlledScheduler(Scheduler):
         news = news_of(model_runner_output)
         if self.metrics is not None and news is not None:
             self.metrics.vocabulary(*news)
+        is_resting = self._resting.are_under_way
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if scheduler_output.total_num_scheduled_tokens:
-            outcome, resting = self._outcomes.take(), self._resting
-            if len(resting.outcomes) == resting.num_scheduled:
-                self._hear(outcome)
-            else:
-                resting.outcomes.append(outcome)
-                if not resting.num_left:
-                    with self._outcomes.learning():
-                        self._tell_rested()
+        if is_resting:
+            self._end_resting_step()
+        elif scheduler_output.total_num_scheduled_tokens:
+            self._hear(self._outcomes.take())
         return outputs
+
+    def _end_resting_step(self) -> None:
+        resting = self._resting
+        if not resting.are_under_way:  # the last request has ended, and all was told
+            return
+        resting.seconds.append(self._outcomes.take_resting())
+        if not resting.num_left:
+            with self._outcomes.learning():
+                self._tell_rested()
 
     def _tell_rested(self) -> None:
         """What was put off while nothing was decided."""
@@ -352,12 +357,13 @@ class ControlledScheduler(Scheduler):
             return
         if self._unseen is not None:
             self._unseen.rest(resting.request_ids, resting.num_scheduled)
-        self.controller.rested(resting.outcomes)
+        outcomes = resting.outcomes()
+        self.controller.rested(outcomes)
         if self.metrics is not None:
             self.metrics.decoding_without_draft(
                 resting.request_ids, self._switched_off, resting.num_scheduled
             )
-            for outcome in resting.outcomes:
+            for outcome in outcomes:
                 self.metrics.heard(outcome)
         resting.told()
 
@@ -373,6 +379,7 @@ class ControlledScheduler(Scheduler):
             return stats
         is_idle = not self.get_num_unfinished_requests()
         if is_idle:
+            self._end_resting_step()
             self._tell_rested()
         counts = self.metrics.take(is_idle)
         if counts is not None:

@@ -1,5 +1,6 @@
 """Model Runner V1: drafts from the draft vocabulary."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
     """None before weights are loaded."""
     judge: DraftJudge | None = None
     """Of drafts that are drawn; None where all are chosen."""
+    hears_later: bool
     model_runner: Any
 
     def _create_draft_vllm_config(self) -> VllmConfig:
@@ -44,6 +46,22 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         )
         if may_mask_drafts(self.vllm_config):
             self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
+
+    def hear(
+        self,
+        request_ids: Sequence[str],
+        # [num_requests, max_sampled], -1 where there is none
+        committed: torch.Tensor,
+    ) -> None:
+        """A step has committed these tokens."""
+        drafting = self.draft_vocab
+        if drafting is None:
+            return
+        drafting.observe(committed)
+        if drafting.constraints is not None:
+            drafting.constraints.commit(committed)
+        if drafting.grammars is not None:
+            drafting.grammars.commit(request_ids, committed)
 
     @property
     def num_draft_columns(self) -> int:
@@ -124,18 +142,14 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
 
     def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
         output = sample(*args, **kwargs)
-        if drafter.draft_vocab is not None:
+        if drafter.draft_vocab is not None and not drafter.hears_later:
             committed = output.sampled_token_ids
             num_requests = committed.shape[0]
             # Counting is one call in C; `any` takes as long as sampling does.
             if np.count_nonzero(runner.discard_request_mask.np[:num_requests]):
                 discarded = runner.discard_request_mask.gpu[:num_requests]
                 committed = committed.masked_fill(discarded[:, None], -1)
-            drafter.draft_vocab.observe(committed)
-            if drafter.draft_vocab.constraints is not None:
-                drafter.draft_vocab.constraints.commit(committed)
-            if (grammars := drafter.draft_vocab.grammars) is not None:
-                grammars.commit(runner.input_batch.req_ids, committed)
+            drafter.hear(runner.input_batch.req_ids, committed)
         return output
 
     runner.execute_model = execute_model_and_tell

@@ -7,14 +7,13 @@ drafter's KV and stops before the head), over the rows that waited.
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.control.catching_up import caught_up_now
-from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
+from vllm_mtp.drafting.unseen_tokens import CatchUpPass, Rows, UnseenTokens
 from vllm_mtp.integration import pause
 
 PAUSE_ATTRIBUTES = ("block_size", "hidden_states", "max_num_tokens", "uses_mrope")
@@ -27,7 +26,17 @@ class RestsWhileOff(SpecDecodeBaseProposer):
     rests_while_off = False
     unseen: UnseenTokens | None = None
     """None as well for drafters that read the target's KV: they have none to fill."""
+    hears_later = False
+    """Tokens of the step that is under way are kept for a later call of `hear`."""
     model_runner: Any
+
+    def hear(
+        self,
+        request_ids: Sequence[str],
+        # [num_reqs, num_tokens], -1 where there is none
+        committed: torch.Tensor,
+    ) -> None:
+        """Steps have committed these tokens; for those who follow them."""
 
     def prepare_to_rest(self) -> None:
         """Take the memory for rows that wait, where resting is allowed."""
@@ -113,32 +122,37 @@ class RestsWhileOff(SpecDecodeBaseProposer):
         unseen = self.unseen
         return unseen is None or unseen.num_rows + num_rows <= unseen.max_rows
 
+    def own_rows(
+        self,
+        # [num_rows >= num_reqs, hidden_size]
+        hidden_states: torch.Tensor,
+        num_reqs: int,
+    ) -> torch.Tensor:
+        """``[num_reqs, hidden_size]``: rows over which no later step writes."""
+        rows = hidden_states[:num_reqs]
+        if self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+            return rows.clone()
+        return rows
+
     def keep_unseen(
         self,
+        request_ids: Sequence[str],
+        # [num_reqs] int64
+        positions: Rows,
         next_token_ids: Sequence[int],
-        # [num_rows >= num_reqs, hidden_size]
+        # [num_reqs, hidden_size], see `own_rows`
         hidden_states: torch.Tensor,
     ) -> None:
         """As `put_aside`, after a step of one row each; there is room.
 
         Args:
-            next_token_ids: What each request of the batch has just sampled.
-            hidden_states: Of the step.
+            request_ids: The batch, in its order.
+            positions: Of the rows.
+            next_token_ids: What each request has just sampled.
+            hidden_states: Of the rows.
         """
-        if self.unseen is None:
-            return
-        batch, num_reqs = self.model_runner.input_batch, len(next_token_ids)
-        hidden_states = hidden_states[:num_reqs]
-        if self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
-            # The next step writes over it.
-            hidden_states = hidden_states.clone()
-        self.unseen.add_step(
-            batch.req_ids,
-            # The one row's position: vLLM counts it in the next step.
-            batch.num_computed_tokens_cpu[:num_reqs].astype(np.int64),
-            next_token_ids,
-            hidden_states,
-        )
+        if self.unseen is not None:
+            self.unseen.add_step(request_ids, positions, next_token_ids, hidden_states)
 
     def _catch_up(
         self, metadata: CommonAttentionMetadata, request_ids: list[str] | None

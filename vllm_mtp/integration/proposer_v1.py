@@ -34,6 +34,7 @@ from vllm_mtp.integration.no_drafts_v1 import (
 )
 from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
+from vllm_mtp.integration.resting_v1 import RESTING_ATTRIBUTES
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 from vllm_mtp.kernels.reference import PADDING_SLOT
@@ -315,7 +316,9 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
-    check_attributes(runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_ATTRIBUTES))
+    check_attributes(
+        runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_ATTRIBUTES, *RESTING_ATTRIBUTES)
+    )
     check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
@@ -323,7 +326,7 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter.prepare_to_stop_early()
     score_drafts(runner, runner.drafter)
     _replace_rejection_sampler(runner)
-    shorten_steps_without_drafts(runner, runner.drafter)
+    shorten_steps_without_drafts(runner)
     # vLLM stops drafting for the whole batch when one request nears the model's end,
     # and then has zeros verified. Draft steps beyond the end are harmless: each
     # request's positions are clamped and its slots masked on the way.

@@ -3,10 +3,10 @@
 While drafting is off nothing depends on a step but its time. What is written down of it
 waits for a few more: between two passes of the target the processor's caches hold
 nothing of ours, so that doing little in each step costs a quarter of a millisecond,
-and doing it for eight of them at once hardly more.
+and doing it for many of them at once hardly more.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_mtp.integration.scheduled_steps import ScheduledStep
@@ -21,18 +21,29 @@ class RestingSteps:
 
     def __init__(self) -> None:
         """Nothing rests."""
-        self.outcomes: list[StepOutcome] = []
-        """Of those whose output is here."""
+        self.seconds: list[float] = []
+        """What those took whose output is here."""
         self.num_scheduled = 0
-        self.request_ids: Collection[str] = ()
+        self.request_ids: Sequence[str] = ()
         """The batch: all decode, one row each, and sample a token."""
         self.num_left = 0
         """Steps that need no decision, as far as the controller is concerned."""
-        self._last: ScheduledStep | None = None
+        self._decided: ScheduledStep | None = None
+        """The step before them."""
 
-    def may_begin(self, request_ids: Collection[str], step: ScheduledStep) -> None:
-        """The next steps may be like this one."""
-        self.request_ids, self._last, self.num_left = request_ids, step, 0
+    @property
+    def are_under_way(self) -> bool:
+        """The step whose output comes next is one of them."""
+        return len(self.seconds) < self.num_scheduled
+
+    def may_begin(self, request_ids: Sequence[str], step: ScheduledStep) -> None:
+        """The next steps may be like this one.
+
+        Args:
+            request_ids: In the scheduler's order.
+            step: What is known of it.
+        """
+        self.request_ids, self._decided, self.num_left = [*request_ids], step, 0
 
     def begin(self, num_steps: int) -> None:
         """Nothing will be drafted for a batch like the last one.
@@ -40,31 +51,46 @@ class RestingSteps:
         Args:
             num_steps: For how long, the step that is being scheduled included.
         """
-        self.num_left = min(num_steps, MAX_STEPS) if self._last is not None else 0
+        self.num_left = min(num_steps, MAX_STEPS) if self._decided is not None else 0
 
-    def goes_on(self, scheduler_output: Any) -> ScheduledStep | None:
-        """What is known of the step just scheduled; None if it needs a decision."""
-        if not self.num_left or self._last is None:
-            return None
-        rows_of, output = scheduler_output.num_scheduled_tokens, scheduler_output
+    def goes_on(self, scheduler_output: Any) -> bool:
+        """Whether the step just scheduled is one of them, or needs a decision."""
+        output = scheduler_output
         if (
-            output.total_num_scheduled_tokens != len(self.request_ids)
+            not self.num_left
+            or output.total_num_scheduled_tokens != len(self.request_ids)
+            or output.scheduled_cached_reqs.req_ids != self.request_ids
             or output.scheduled_spec_decode_tokens
             or output.scheduled_cached_reqs.resumed_req_ids
-            or rows_of.keys() != self.request_ids
         ):
-            return None
+            return False
         self.num_left -= 1
         self.num_scheduled += 1
-        longer = self._last.num_context_tokens + len(rows_of)
-        self._last = self._last._replace(num_context_tokens=longer)
-        return self._last
+        return True
 
     def end(self) -> None:
         """The batch is another one, or somebody wants to decide."""
-        self.num_left, self._last = 0, None
+        self.num_left, self._decided = 0, None
+
+    def outcomes(self) -> list[StepOutcome]:
+        """Of those whose output is here, in their order."""
+        if not self.seconds:
+            return []
+        assert self._decided is not None
+        context, num_requests = self._decided.num_context_tokens, len(self.request_ids)
+        return [
+            StepOutcome(
+                requests=(),
+                num_requests=num_requests,
+                num_scheduled_tokens=num_requests,
+                step_time_s=seconds,
+                num_decode_requests=num_requests,
+                num_context_tokens=context + number * num_requests,
+            )
+            for number, seconds in enumerate(self.seconds, start=1)
+        ]
 
     def told(self) -> None:
         """Everything has been heard of; the next step is decided about."""
-        self.outcomes, self.num_scheduled = [], 0
+        self.seconds, self.num_scheduled = [], 0
         self.end()

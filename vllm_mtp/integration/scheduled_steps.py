@@ -52,6 +52,7 @@ class StepOutcomes:
         self._last_output_at_s = 0.0
         self._last: ScheduledStep | None = None
         self._scheduling_since_s: float | None = None
+        self._resting_since_s = 0.0
         self._learning_s = 0.0
         """Since the last output."""
 
@@ -60,8 +61,24 @@ class StepOutcomes:
         self._scheduling_since_s = time.monotonic()
 
     def begin(self, step: ScheduledStep) -> None:
+        self._under_way.append((step, self._begun_at_s()))
+
+    def _begun_at_s(self) -> float:
         since_s, self._scheduling_since_s = self._scheduling_since_s, None
-        self._under_way.append((step, since_s or time.monotonic()))
+        return since_s or time.monotonic()
+
+    def begin_resting(self) -> None:
+        """As `begin`, of a step whose time is all that will be known of it.
+
+        Where scheduling is sync only: its output comes before the next step begins.
+        """
+        self._resting_since_s = self._begun_at_s()
+
+    def take_resting(self) -> float:
+        """As `take`, of such a step: the seconds that it took."""
+        self._last_output_at_s = now_s = time.monotonic()
+        learning_s, self._learning_s = self._learning_s, 0.0
+        return now_s - self._resting_since_s + learning_s
 
     @contextmanager
     def learning(self) -> Iterator[None]:

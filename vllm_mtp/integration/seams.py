@@ -122,7 +122,6 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.worker.gpu_worker.Worker.initialize_from_config",
         ("kv_cache_config",),
     ),
-    Seam("core", "vllm.v1.worker.gpu_worker.Worker.sample_tokens", ("grammar_output",)),
     # Where layers keep their KV slots (kv_layout.py)
     Seam(
         "core",

@@ -2,8 +2,8 @@
 
 Counts travel to the server's front end inside vLLM's own ``SchedulerStats``, whose
 ``kv_connector_stats`` is a dictionary for plugins: under a key of ours, which our
-logger takes out again before vLLM's loggers look (`stat_logger`). A few times a second
-only: a step pays for adding numbers.
+logger takes out again before vLLM's loggers look (`stat_logger`). Once a second
+only, and when nothing runs any more: a step pays for adding numbers.
 """
 
 import time
@@ -41,7 +41,7 @@ from vllm_mtp.records import DraftDecision, RequestOutcome, StepOutcome
 STATS_KEY = METHOD
 """Of our counts among the plugins' ones."""
 
-_HAND_OVER_S = 0.2
+_HAND_OVER_S = 1.0
 """Between two hand-overs while requests run."""
 
 _REASON_OF = {

@@ -8,6 +8,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration import mends
+from vllm_mtp.integration.resting_v1 import rest_like_a_target_alone
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.integration.vocabulary_news import with_news
 
@@ -53,8 +54,14 @@ class _ReplacesDrafter(Worker):
             from vllm_mtp.integration.proposer_v1 import replace_drafter
 
             replace_drafter(self.model_runner, self.rollback)
+        self._mend_runner()
         if self._drafter is not None:
             tell_steps(self.model_runner, self._drafter)
+            if not self.use_v2_model_runner:
+                rest_like_a_target_alone(self.model_runner, self._drafter)
+
+    def _mend_runner(self) -> None:
+        """Nothing is to be mended on a GPU."""
 
     def _init_device_with_all_processors(self) -> None:
         if self.vllm_config.use_v2_model_runner:  # has them
@@ -104,7 +111,13 @@ class MTPPlusCPUWorker(_ReplacesDrafter, CPUWorker):
         mends.mend_expand_kernel()
         super().init_device()
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        if not self.use_v2_model_runner:
-            mends.make_generators_rewindable(self.model_runner)
-        return super().sample_tokens(grammar_output)
+    def _mend_runner(self) -> None:
+        if self.use_v2_model_runner:
+            return
+        runner, sample_tokens = self.model_runner, self.model_runner.sample_tokens
+
+        def sample_tokens_of_step(grammar_output: Any) -> Any:
+            mends.make_generators_rewindable(runner)
+            return sample_tokens(grammar_output)
+
+        runner.sample_tokens = sample_tokens_of_step

@@ -1,6 +1,6 @@
 """Counts of an engine's speculation, as plain numbers.
 
-The scheduler fills a `SpeculationStats` and hands it over a few times a second; whoever
+The scheduler fills a `SpeculationStats` and hands it over once a second; whoever
 shows it adds it to what came before. A *request-step* is one request in one step in
 which it decodes.
 """
