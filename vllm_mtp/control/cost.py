@@ -48,8 +48,11 @@ _MAX_PENDING = 32
 _FIRST_STEPS = 20
 """While a block is so young, a much faster step shows that its scale was set by a
 disturbed one."""
-_WRONG_DEVIATIONS = 3.0
-"""Steps in a row that are so far from what was expected show that it is wrong."""
+_WRONG_DEVIATIONS, _WRONG_SHARE, _WRONG_STEPS = 3.0, 0.6, 5
+"""So many steps in a row that are off by so many deviations, and by so much of what was
+expected, show that it is wrong. Less may be a neighbour of this machine: when two steps
+were enough, drafting was believed to be dear after a burst of slow steps, was given up,
+and therefore never seen to be cheap again."""
 _VISITS_WITHOUT_PLAIN = 48
 """So many steps with drafts are enough to guess what one without takes."""
 _MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
@@ -173,8 +176,8 @@ class _Block:
         self.num_visits = 0
         self.has_plain_steps = False
         """A step that neither drafts nor verifies was seen."""
-        self.last_error = 0.0
-        """Sign of what the last steps were wrong by; 0 if they were as expected."""
+        self.num_wrong = 0
+        """Steps in a row that took far more than expected, or far less (negative)."""
         self.aged_at = now_step
         """Step up to which time has made everything uncertain."""
 
@@ -392,20 +395,23 @@ class CostModel:
     def _error(
         self, block: _Block, pending: _Pending, typical: float, noise: float
     ) -> float:
-        """By how much beliefs about drafts are wrong; 0 if only one step says so.
+        """By how much beliefs about drafts are wrong; 0 if too few steps say so.
 
         Not of plain steps: what they take is the level.
         """
         if pending.features == self._uniform(0, 0):
-            block.last_error = 0.0
+            block.num_wrong = 0
             return 0.0
         expected, doubt = block.times.relative(pending.features)
         error = typical - expected
         usual = math.hypot(doubt * expected, noise * typical)
-        is_far = abs(error) > _WRONG_DEVIATIONS * usual
-        before, block.last_error = block.last_error, math.copysign(is_far, error)
-        is_lasting = pending.num_steps > 1 or before == block.last_error
-        return error if is_far and is_lasting else 0.0
+        if abs(error) <= max(_WRONG_DEVIATIONS * usual, _WRONG_SHARE * expected):
+            block.num_wrong = 0
+            return 0.0
+        if block.num_wrong * error < 0:
+            block.num_wrong = 0
+        block.num_wrong += round(math.copysign(pending.num_steps, error))
+        return error if abs(block.num_wrong) >= _WRONG_STEPS else 0.0
 
     def _learn_catch_up(
         self, block: _Block, features: Sequence[float], outcome: StepOutcome

@@ -381,13 +381,13 @@ def test_rows_that_cost_ten_times_the_prior_are_believed_soon(
 ) -> None:
     model = CostModel(K_MAX)
     teach_proportional(model, [0], num_plain, seed)
-    teach_proportional(model, [3, 2, 0, 1, 3, 0], 3, seed)
+    teach_proportional(model, [3, 2, 0, 1, 3, 0], 6, seed)
     times = model.times(16, 500)
     off_s = times.uniform(0, 0).seconds
     for length in (1, 2, 3):
         true = proportional_s(length, length) / proportional_s(0, 0)
         found = times.uniform(length, length).seconds / off_s
-        assert found == pytest.approx(true, rel=0.1), length
+        assert found == pytest.approx(true, rel=0.06), length
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -395,18 +395,24 @@ def test_dear_drafts_are_no_slow_machine(seed: int) -> None:
     """Two groups of a kind in a row that were both not expected are no jump."""
     model = CostModel(K_MAX)
     teach_proportional(model, [0], 200, seed)
-    teach_proportional(model, [2] * 8, 4, seed)
+    teach_proportional(model, [2] * 8, 8, seed)
     off_s = model.times(16, 500).uniform(0, 0).seconds
-    assert off_s == pytest.approx(ROWS_IN_PROPORTION_S, rel=0.25)
+    assert off_s == pytest.approx(ROWS_IN_PROPORTION_S, rel=0.1)
 
 
-def test_one_slow_step_does_not_overthrow_what_is_believed() -> None:
+@pytest.mark.parametrize(("num_slow", "factor"), [(1, 10.0), (4, 3.0), (12, 1.5)])
+def test_a_few_slow_steps_do_not_overthrow_what_is_believed(
+    num_slow: int, factor: float
+) -> None:
+    """However slow one is, three times too slow for four, and half for a dozen."""
     model = CostModel(K_MAX)
     teach_cpu(model, random.Random(0))
-    before = learned(model)
-    model.observe(outcome([0], 0, 10 * BASE_S))
-    model.observe(outcome([0], 3, cpu_s(0, 3)))
-    assert learned(model) == pytest.approx(before, rel=0.1)
+    before = [t / learned(model)[0] for t in learned(model)]
+    for _ in range(num_slow):
+        model.observe(outcome([2], 2, factor * cpu_s(2, 2)))
+    model.observe(outcome([0], 0, cpu_s(0, 0)))
+    after = [t / learned(model)[0] for t in learned(model)]
+    assert after == pytest.approx(before, rel=0.12)
 
 
 def test_plain_steps_are_a_guess_until_one_was_seen() -> None:

@@ -6,19 +6,62 @@ scatters most); all of them, with as many seeds as wanted:
 """
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.control.tracing import TracingController
-from vllm_mtp.lab.synthetic_worlds import WORLDS
+from vllm_mtp.lab.synthetic import SyntheticEngine, World
+from vllm_mtp.lab.synthetic_acceptance import AcceptanceLaw, decaying
+from vllm_mtp.lab.synthetic_cost import CPU_CORE_TABLE
+from vllm_mtp.lab.synthetic_worlds import NEAR_ZERO, WORLDS
 from vllm_mtp.lab.trace_bench import CHANGE_STEPS, LIMITS, regrets_after_changes
 from vllm_mtp.lab.trace_recorded import load_world
 from vllm_mtp.lab.trace_replay import Replay, make_named_controller, replay
 from vllm_mtp.lab.trace_world import ReplayWorld
 
 NUM_STEPS = 2400
+
+_PAYS = decaying(0.75, 0.65, 0.6, 0.55, 0.5)
+
+
+class _BurstyEngine(SyntheticEngine):
+    """Every now and then two to four steps take half as much again."""
+
+    num_left = 0
+
+    def _time_factor(self) -> float:
+        factor = super()._time_factor()
+        if not self.num_left and self._random.random() < 0.02:
+            self.num_left = int(self._random.integers(2, 5))
+        if self.num_left:
+            self.num_left -= 1
+            factor *= 1.5
+        return factor
+
+
+class _BurstyWorld(World):
+    def start(self, seed: int) -> _BurstyEngine:
+        return _BurstyEngine(self, seed)
+
+
+BURSTS = _BurstyWorld(
+    "bursts",
+    AcceptanceLaw(
+        (_PAYS,),
+        spread=0.4,
+        phases=tuple((500 * i, (NEAR_ZERO if i % 2 else _PAYS,)) for i in range(1, 5)),
+    ),
+    replace(CPU_CORE_TABLE, draft_step_s=1.5e-3),
+    flicker=0.02,
+    noise=0.02,
+    mean_tokens=100,
+    prompt_tokens=64,
+    compares_drafts=True,
+    is_stationary=False,
+)
 
 
 def run(world: ReplayWorld, seed: int = 0, num_steps: int = NUM_STEPS) -> Replay:
@@ -61,6 +104,15 @@ def test_where_drafting_only_loses_every_start_ends_without_it(seed: int) -> Non
     replayed = run(WORLDS["core-16-good"], seed, 600)
     assert replayed.over_uniform(0, 200, 400) > 0.95
     assert replayed.over_uniform(0, 400) > 0.95
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bursts_of_slow_steps_do_not_end_drafting_for_good(seed: int) -> None:
+    """It pays in every other phase, by half, and is given up in those between."""
+    replayed = run(BURSTS, seed, 2490)
+    gains = [replayed.over_uniform(0, first, first + 390) for first in (1100, 2100)]
+    assert min(gains) > 1.2
+    assert statistics.fmean(gains) > 1.35
 
 
 @pytest.mark.parametrize(
