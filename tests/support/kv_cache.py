@@ -14,6 +14,7 @@ import torch
 from tests.support.engines import model_runner
 from tests.support.watch import scheduler_of
 from vllm_mtp.integration import kv_layout
+from vllm_mtp.integration.resting_v1 import RestingRunner
 from vllm_mtp.kernels.reference import byte_offsets
 
 
@@ -86,6 +87,10 @@ def _find_unseen(worker: Any) -> Unseen:
     layers = (
         drafter._draft_attn_layer_names if is_v1 else drafter.draft_attn_layer_names
     )
+    # Steps at rest are put into the store a few dozen at a time.
+    resting = getattr(runner.execute_model, "__self__", None)
+    if isinstance(resting, RestingRunner):
+        resting.hand_out()
     store = drafter.unseen
     positions = {}
     if store is not None:
@@ -226,15 +231,17 @@ def watch_on_worker(llm: Any) -> SlotWatch:
     drafter = getattr(runner, "drafter", None) or runner.speculator
     rejected: list[Any] = []
     drafter.on_rejected_slots = rejected.append
-    end_step = drafter.end_step
+    sample_tokens = runner.sample_tokens
 
-    def look_then_end_step() -> None:
-        if drafter._step is not None:
+    def sample_tokens_then_look(grammar_output: Any) -> Any:
+        state = runner.execute_model_state
+        output = sample_tokens(grammar_output)
+        if state is not None:
             counts = rejected.pop().num_rejected_tokens if rejected else None
-            watch.after_step(_worker_owners(runner, drafter._step, counts))
-        end_step()
+            watch.after_step(_worker_owners(runner, state, counts))
+        return output
 
-    drafter.end_step = look_then_end_step
+    runner.sample_tokens = sample_tokens_then_look
     return watch
 
 

@@ -80,19 +80,17 @@ class _Streak:
 
     def hand_out(self, drafter: Any) -> None:
         """Tell a drafter of all steps that were kept."""
-        if not self.kept:
-            return
-        for number, step in enumerate(self.kept, start=1):
+        kept, self.kept = self.kept, []
+        for step in kept:
+            self._positions = self._positions + 1
             drafter.keep_unseen(
-                self.request_ids,
-                self._positions + number,
-                step.token_ids,
-                step.hidden_states,
+                self.request_ids, self._positions, step.token_ids, step.hidden_states
             )
         # The last ones apart: vLLM's lists do not have them yet, and only them.
-        tokens = torch.tensor([step.token_ids for step in self.kept]).T
-        for committed in (tokens[:, :-1], tokens[:, -1:]):
-            drafter.hear(self.request_ids, committed.to(drafter.device))
+        for some in (kept[:-1], kept[-1:]):
+            if some:
+                committed = torch.tensor([step.token_ids for step in some]).T
+                drafter.hear(self.request_ids, committed.to(drafter.device))
 
 
 class RestingRunner:
@@ -173,10 +171,14 @@ class RestingRunner:
         self._drafter.keep_unseen(batch.req_ids, positions, token_ids, rows)
         self._streak = _Streak(self._scheduled_ids, batch.req_ids, positions)
 
+    def hand_out(self) -> None:
+        """Tell the drafter now what was kept for later."""
+        if self._streak is not None:
+            self._streak.hand_out(self._drafter)
+
     def _end_streak(self) -> None:
-        streak, self._streak = self._streak, None
-        if streak is not None:
-            streak.hand_out(self._drafter)
+        self.hand_out()
+        self._streak = None
 
 
 def rest_like_a_target_alone(runner: Any, drafter: Any) -> None:
