@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 
+from vllm_mtp.control.jumps import Jumps, mean_variance
 from vllm_mtp.control.step_times import (
     CostPrior,
     Estimate,
@@ -34,15 +35,9 @@ _CONTEXT_BOUNDS = (1024, 4096, 16384, 65536)
 
 _HALF_LIFE_STEPS = 10000.0
 """Of what is known about a kind of step that is never visited again."""
-_LEVEL_VARIANCE = 2e-4
-"""Growth, in each step, of the variance of all times together, as a fraction, where
-nothing else is known. On a shared machine the speed wanders by several percent within
-seconds (its Allan deviation is flat): a draft length that was tried in a bad moment
-must not seem dear for ever."""
 _MAX_LEVEL_VARIANCE = 0.03
-"""The same of all the time between two visits."""
-_JUMP_MEMORY_STEPS = 200.0
-_FEWEST_OF_JUMP = 3
+"""Growth of the variance of all times together, as `Jumps.variance`, in all the time
+between two visits."""
 _MAX_PENDING = 32
 """Equal steps in a row are averaged, at most so many."""
 _FIRST_STEPS = 20
@@ -61,8 +56,6 @@ _MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
 
 _Key = tuple[int, int]
 """Of a block: its buckets of requests and of context length."""
-_Kind = tuple[_Key, Sequence[float]]
-"""Steps of a block with the same features."""
 
 
 @cache
@@ -98,64 +91,6 @@ class _Pending:
     @property
     def num_steps(self) -> int:
         return len(self.seconds)
-
-
-class _Jumps:
-    """How often the machine becomes faster or slower at once, and by how much.
-
-    Some jump by 40 % every dozen steps. What a kind of step costs beside others does
-    not change between two groups of that kind in a row, so that what differs there is
-    the machine. If the level took its time to follow, the kind that is met after a
-    jump would take the blame: verifying a draft token was believed to cost 1.45 plain
-    steps where it cost 1.63.
-
-    Groups are compared with each other, not with what was expected: of a kind of step
-    that costs three times what was believed, one group does not say so to the end. In
-    a batch where drafting doubles the time of a step that passed for a machine twice
-    as slow, in which drafting seemed to pay: one start in ten went on with it for
-    hundreds of steps, at 0.7 of the speed without.
-    """
-
-    def __init__(self) -> None:
-        self.variance = _LEVEL_VARIANCE
-        """Growth in each step, as in `_LEVEL_VARIANCE`."""
-        self._last: tuple[_Kind, int, float] | None = None
-
-    def learn(self, kind: _Kind, seconds: Sequence[float], noise: float) -> float:
-        """Take note of a group of equal steps.
-
-        Args:
-            kind: What they have in common.
-            seconds: Their times.
-            noise: Typical deviation of one of them, as a fraction.
-
-        Returns:
-            Variance that the level has gained by a jump.
-        """
-        num_steps, typical_s = len(seconds), statistics.median(seconds)
-        last, self._last = self._last, (kind, num_steps, typical_s)
-        if last is None or last[0] != kind:
-            return 0.0
-        surprise = typical_s / last[2] - 1.0
-        usual = noise**2 * (_worth(num_steps) + _worth(last[1]))
-        # In fewer steps a single one that was disturbed looks the same.
-        is_jump = (
-            min(num_steps, last[1]) >= _FEWEST_OF_JUMP and surprise**2 > 4.0 * usual
-        )
-        gained = surprise**2 - usual if is_jump else 0.0
-        share = 1.0 - math.exp(-num_steps / _JUMP_MEMORY_STEPS)
-        wanted = self.variance + share * (gained / num_steps - self.variance)
-        self.variance = max(wanted, _LEVEL_VARIANCE)
-        return gained
-
-
-def _worth(num_steps: int) -> float:
-    """Variance of the mean of so many steps in a row, of one step's.
-
-    Neighbouring steps are disturbed by the same things: a hundred of them are not
-    worth a hundred.
-    """
-    return 1.0 / min(num_steps, 8)
 
 
 class _CaughtUp:
@@ -253,7 +188,7 @@ class CostModel:
         self.noise = 0.1
         """Typical deviation of a step's time, as a fraction."""
         self._caught_up = _CaughtUp()
-        self._jumps = _Jumps()
+        self._jumps = Jumps()
         self._layout = Layout(max_draft_length)
         self._shape = prior_shape(self._layout, prior or CostPrior())
         self._forget = math.log(2) / _HALF_LIFE_STEPS
@@ -340,7 +275,6 @@ class CostModel:
         pending.seconds.append(own_s)
         relative = own_s / block.times.scale_s
         block.num_visits += 1
-        block.has_plain_steps |= features == self._uniform(0, 0)
         expected = pending.expected.seconds
         if block.num_visits <= _FIRST_STEPS and relative < 0.6 * expected:
             block.times.scale_s *= relative / expected
@@ -374,7 +308,9 @@ class CostModel:
         self._pending.clear()
 
     def _learn_group(self, key: _Key, pending: _Pending) -> None:
-        block, times = self._blocks[key], self._blocks[key].times
+        block = self._blocks[key]
+        times = block.times
+        block.has_plain_steps |= pending.features == self._uniform(0, 0)
         kind = (key, pending.features)
         jumped = self._jumps.learn(kind, pending.seconds, self.noise)
         elapsed = self._num_steps - block.aged_at
@@ -382,7 +318,7 @@ class CostModel:
         wandered = min(self._jumps.variance * elapsed, _MAX_LEVEL_VARIANCE)
         forgotten = 1.0 - math.exp(-self._forget * elapsed)
         times.age(self._shape, forgotten, wandered + jumped)
-        noise = self.noise * math.sqrt(_worth(pending.num_steps))
+        noise = self.noise * math.sqrt(mean_variance(pending.num_steps))
         relative = pending.total / pending.num_steps
         # The lower one of two, so that a single spike is none of a pair.
         typical = statistics.median_low(pending.seconds) / times.scale_s

@@ -196,6 +196,16 @@ def _at(curve: Vector, longest: int, tokens: float) -> float:
     return seen + slope * max(tokens - longest, 0.0)
 
 
+def _used(features: Sequence[float]) -> list[tuple[int, float]]:
+    """Entries that count, and by how much."""
+    return [(i, f) for i, f in enumerate(features) if f]
+
+
+def _variance(used: list[tuple[int, float]], covariance: Matrix) -> float:
+    """Of the time that these entries sum to."""
+    return math.fsum(f * g * covariance.item(i, j) for i, f in used for j, g in used)
+
+
 class StepTimes:
     """Beliefs about one kind of batch."""
 
@@ -212,11 +222,9 @@ class StepTimes:
 
     def relative(self, features: Sequence[float]) -> Estimate:
         """Expected time in units of the scale; its deviation as a fraction."""
-        used = [(i, f) for i, f in enumerate(features) if f]
+        used = _used(features)
         mean = math.fsum(f * self.mean[i] for i, f in used)
-        variance = math.fsum(
-            f * g * self.covariance.item(i, j) for i, f in used for j, g in used
-        )
+        variance = _variance(used, self.covariance)
         mean = max(mean, _LEAST_TIME)
         return Estimate(mean, math.sqrt(max(variance, 0.0)) / mean)
 
@@ -235,7 +243,7 @@ class StepTimes:
             relative: Its time in units of the scale.
             noise: Standard deviation of that time, in the same units, > 0.
         """
-        used = [(i, f) for i, f in enumerate(features) if f]
+        used = _used(features)
         expected = math.fsum(f * self.mean[i] for i, f in used)
         # Column by column: a product of matrices is rounded differently on each CPU.
         cross = np.zeros(len(self.mean))
@@ -258,10 +266,7 @@ class StepTimes:
             features: Of the step.
             variance: That its expected time should have, in units of the scale squared.
         """
-        used = [(i, f) for i, f in enumerate(features) if f]
-        most = math.fsum(
-            f * g * shape.apart.item(i, j) for i, f in used for j, g in used
-        )
+        most = _variance(_used(features), shape.apart)
         self.covariance += min(variance / most, 1.0) * shape.apart
 
     def age(self, shape: Shape, own: float, level: float) -> None:

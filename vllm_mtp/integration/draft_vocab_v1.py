@@ -142,7 +142,7 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
 
     def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
         output = sample(*args, **kwargs)
-        if drafter.draft_vocab is not None and not drafter.hears_later:
+        if not drafter.hears_later:
             committed = output.sampled_token_ids
             num_requests = committed.shape[0]
             # Counting is one call in C; `any` takes as long as sampling does.

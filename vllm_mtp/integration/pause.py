@@ -39,6 +39,23 @@ def mtp_layers_rest(
     return draft_depth == 0 and num_draft_tokens == 0 and num_rows == num_requests
 
 
+def repeats(scheduler_output: Any, request_ids: list[str]) -> bool:
+    """Whether a step is of these requests and no others, one row of each.
+
+    Args:
+        scheduler_output: vLLM's, of the step.
+        request_ids: All of a step before, in the scheduler's order.
+    """
+    requests = scheduler_output.scheduled_cached_reqs
+    # A new request would have rows.
+    return (
+        scheduler_output.total_num_scheduled_tokens == len(request_ids)
+        and requests.req_ids == request_ids
+        and not scheduler_output.scheduled_spec_decode_tokens
+        and not requests.resumed_req_ids
+    )
+
+
 def may_rest(vllm_config: Any) -> bool:
     """Whether this engine's MTP layers may rest at all.
 

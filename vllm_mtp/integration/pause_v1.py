@@ -130,9 +130,9 @@ class RestsWhileOff(SpecDecodeBaseProposer):
     ) -> torch.Tensor:
         """``[num_reqs, hidden_size]``: rows over which no later step writes."""
         rows = hidden_states[:num_reqs]
-        if self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
-            return rows.clone()
-        return rows
+        is_reused = self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+        # Without a store nobody will read them.
+        return rows.clone() if is_reused and self.unseen is not None else rows
 
     def keep_unseen(
         self,

@@ -9,6 +9,7 @@ and doing it for many of them at once hardly more.
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_mtp.integration.pause import repeats
 from vllm_mtp.integration.scheduled_steps import ScheduledStep
 from vllm_mtp.records import StepOutcome
 
@@ -24,7 +25,7 @@ class RestingSteps:
         self.seconds: list[float] = []
         """What those took whose output is here."""
         self.num_scheduled = 0
-        self.request_ids: Sequence[str] = ()
+        self.request_ids: list[str] = []
         """The batch: all decode, one row each, and sample a token."""
         self.num_left = 0
         """Steps that need no decision, as far as the controller is concerned."""
@@ -55,14 +56,7 @@ class RestingSteps:
 
     def goes_on(self, scheduler_output: Any) -> bool:
         """Whether the step just scheduled is one of them, or needs a decision."""
-        output = scheduler_output
-        if (
-            not self.num_left
-            or output.total_num_scheduled_tokens != len(self.request_ids)
-            or output.scheduled_cached_reqs.req_ids != self.request_ids
-            or output.scheduled_spec_decode_tokens
-            or output.scheduled_cached_reqs.resumed_req_ids
-        ):
+        if not self.num_left or not repeats(scheduler_output, self.request_ids):
             return False
         self.num_left -= 1
         self.num_scheduled += 1

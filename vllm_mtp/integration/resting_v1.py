@@ -66,16 +66,11 @@ class _Streak:
 
     def goes_on(self, scheduler_output: Any) -> bool:
         """Whether a step is like those before it: all decode, and nothing is new."""
-        requests = scheduler_output.scheduled_cached_reqs
         return (
             scheduler_output.num_spec_tokens_to_schedule == 0
-            and scheduler_output.total_num_scheduled_tokens == len(self.scheduled_ids)
             and len(self.kept) < MAX_STEPS
-            and requests.req_ids == self.scheduled_ids
-            and not scheduler_output.scheduled_spec_decode_tokens
-            and not scheduler_output.scheduled_new_reqs
             and not scheduler_output.finished_req_ids
-            and not requests.resumed_req_ids
+            and pause.repeats(scheduler_output, self.scheduled_ids)
         )
 
     def hand_out(self, drafter: Any) -> None:

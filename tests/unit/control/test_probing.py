@@ -70,7 +70,7 @@ def test_a_plan_is_tried_that_would_be_changed_to_with_luck(
 
 
 @pytest.mark.parametrize(("goodput", "is_tried"), [(70.0, True), (67.0, False)])
-def test_not_drafting_is_tried_once_where_its_time_is_a_guess(
+def test_not_drafting_is_tried_where_its_time_is_a_guess(
     goodput: float, is_tried: bool
 ) -> None:
     """If three deviations of luck would make it as good."""
