@@ -109,6 +109,17 @@ class MTPPlusConfig(BaseModel):
             "unless the model is quantized."
         ),
     )
+    verify_head: Literal["auto", "screened", "whole"] = Field(
+        default="auto",
+        description=(
+            "How the likeliest tokens of greedy requests are found. `screened`: a copy "
+            "of the target's head in 8 bits rules out all tokens but a few, by bounds "
+            "that always hold, and the head itself decides between those; the output "
+            "is the same. `whole`: the head is multiplied for every token. `auto`: "
+            "`screened` on x86 CPUs with AVX512-VNNI and without AMX, for heads of 8 "
+            "million weights or more, unless the model is quantized."
+        ),
+    )
     rejection_sample_method: Literal["auto", "standard", "block"] = Field(
         default="auto",
         description=(

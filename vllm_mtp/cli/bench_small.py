@@ -111,7 +111,8 @@ def drafting(
     ablations: Annotated[
         bool,
         typer.Option(
-            help="Also mtp_plus with the whole vocabulary, and with unrounded weights."
+            help="Also mtp_plus with the whole vocabulary, with unrounded weights, and "
+            "with a target's head that is not screened."
         ),
     ] = True,
     compiled: Annotated[

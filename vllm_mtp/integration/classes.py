@@ -14,6 +14,7 @@ from vllm_mtp.integration import (
     stat_logger,
 )
 from vllm_mtp.integration.draft_weights import check_draft_weights
+from vllm_mtp.integration.screened_head import check_verify_head
 from vllm_mtp.integration.settings import settings_of, trace_path
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
@@ -72,6 +73,7 @@ def _refuse_contradictions(config: VllmConfig) -> None:
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
     check_draft_weights(config)
+    check_verify_head(config)
     if own.kv_rollback == "scrub":
         _refuse_scrub_where_slots_are_elsewhere(config.parallel_config)
     ranks = config.parallel_config.data_parallel_size

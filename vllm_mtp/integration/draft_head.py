@@ -234,9 +234,9 @@ class DraftLogits(nn.Module):
 
 
 def replace_logits_processors(
-    model: nn.Module, choice: HeadChoice
+    model: nn.Module, make_ours: Callable[[LogitsProcessor], nn.Module]
 ) -> list[LogitsProcessor]:
-    """Put ours in the place of every ``LogitsProcessor`` of a draft model.
+    """Put ours in the place of every ``LogitsProcessor`` of a model.
 
     Returns:
         Those that were there.
@@ -248,5 +248,5 @@ def replace_logits_processors(
         if isinstance(child, LogitsProcessor)
     ]
     for parent, name, child in found:
-        setattr(parent, name, DraftLogits(child, choice))
+        setattr(parent, name, make_ours(child))
     return [child for _, _, child in found]

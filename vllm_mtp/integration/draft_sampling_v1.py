@@ -10,6 +10,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm_mtp.drafting.temperature import DraftTemperature
 from vllm_mtp.integration.draft_sampling import draws_drafts
 from vllm_mtp.integration.logits_processors_v1 import min_p_of
+from vllm_mtp.verification.drawing import draw
 
 _GREEDY_TEMPERATURE = 1e-5
 
@@ -23,7 +24,8 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
     """Mixin of drafters: sampled requests get drafts drawn with their own parameters.
 
     vLLM applies the temperature alone. A request's top-k, top-p and min-p cut off
-    tokens that the target will never sample, so a draft of them is wasted.
+    tokens that the target will never sample, so a draft of them is wasted. And it draws
+    noise for every token of the vocabulary (`draw`).
     """
 
     draft_temperature: DraftTemperature
@@ -50,37 +52,34 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
         self, logits: torch.Tensor, sampling_metadata: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Choices, and the distribution that each was drawn from."""
-        is_drawn = (
-            self._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
-        )
-        if is_drawn:
-            logits = self._shaped(logits, sampling_metadata)
-        choices, probs = super()._sample_from_logits(logits, sampling_metadata)
-        if probs is not None:
-            _choose_for_seeds(choices, probs, sampling_metadata.generators)
+        if not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
+            return super()._sample_from_logits(logits, sampling_metadata)
+        probs = self._proposal(logits, sampling_metadata)
+        uniforms = torch.rand(len(probs), dtype=torch.float64, device=probs.device)
+        choices = draw(probs, uniforms)
+        if not sampling_metadata.all_random:
+            is_greedy = sampling_metadata.temperature < _GREEDY_TEMPERATURE
+            choices = torch.where(is_greedy, probs.argmax(dim=-1), choices)
+        _choose_for_seeds(choices, probs, sampling_metadata.generators)
         return choices, probs
 
-    def _shaped(
+    def _proposal(
         self,
         # [num_requests, rows of the draft vocabulary]
         logits: torch.Tensor,
         sampling_metadata: Any,
     ) -> torch.Tensor:
-        """Logits that vLLM, dividing by the temperature, makes the wanted proposal."""
-        logits = logits.float() / self.draft_temperature.factor
-        min_p = min_p_of(sampling_metadata)
-        top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
-        if top_k is None and top_p is None and min_p is None:
-            return logits
+        """Distribution that each request's draft is drawn from, as wide."""
         temperature = sampling_metadata.temperature[:, None]
         temperature = temperature.masked_fill(temperature < _GREEDY_TEMPERATURE, 1.0)
-        scaled = logits / temperature
+        scaled = logits.float() / (self.draft_temperature.factor * temperature)
+        min_p = min_p_of(sampling_metadata)
         if min_p is not None:
             min_p.apply(scaled)
+        top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
         if top_k is not None:  # unset it is the size of the whole vocabulary
             top_k = top_k.clamp(max=logits.shape[1])
-        kept = apply_top_k_top_p(scaled, top_k, top_p)
-        return kept.mul_(temperature)
+        return apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1)
 
 
 def _choose_for_seeds(

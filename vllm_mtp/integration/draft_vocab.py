@@ -23,6 +23,7 @@ from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.drafting.vocabulary_policy import VocabularyPolicy
 from vllm_mtp.integration.draft_head import (
     DraftHead,
+    DraftLogits,
     replace_logits_processors,
     shards_of,
 )
@@ -73,7 +74,9 @@ class VocabularyDrafting:
         Args:
             model: vLLM's draft model.
         """
-        replaced = replace_logits_processors(model, self)
+        replaced = replace_logits_processors(
+            model, lambda theirs: DraftLogits(theirs, self)
+        )
         if not replaced:
             return
         # Called once for each layer so that heads are known, and their copies made,

@@ -36,6 +36,11 @@ from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.resting_v1 import RESTING_ATTRIBUTES
 from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.integration.screened_head import (
+    SCREENED_ATTRIBUTES,
+    screen_head,
+    screens_head,
+)
 from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
@@ -82,6 +87,11 @@ class _MTPPlusDrafter(
     def mtp_layers(self) -> Collection[str]:
         """Attention layers that only drafting writes; none where the target's are."""
         return () if self.constant_draft_positions else self._draft_attn_layer_names
+
+    def load_model(self, target_model: Any) -> None:
+        super().load_model(target_model)
+        if screens_head(self.vllm_config):
+            screen_head(self.model_runner, target_model)
 
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""
@@ -317,7 +327,13 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
     check_attributes(
-        runner, (*RUNNER_ATTRIBUTES, *NO_DRAFT_ATTRIBUTES, *RESTING_ATTRIBUTES)
+        runner,
+        (
+            *RUNNER_ATTRIBUTES,
+            *NO_DRAFT_ATTRIBUTES,
+            *RESTING_ATTRIBUTES,
+            *SCREENED_ATTRIBUTES,
+        ),
     )
     check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
     runner.drafter.rollback = rollback

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm import _custom_ops as ops
 from vllm.model_executor.kernels.linear import init_int8_linear_kernel
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -167,6 +168,20 @@ class RoundedLinear:
         product: torch.Tensor
         product = self._kernel.apply_weights(self._layer, x.contiguous(), bias)
         return product
+
+    def multiply_into(
+        self,
+        # [num_tokens, in_features] float32
+        x: torch.Tensor,
+        # [num_tokens, out_features] float32
+        product: torch.Tensor,
+    ) -> torch.Tensor:
+        """``[num_tokens]``: norm of what rounding took off each row of activations."""
+        x = x.contiguous()
+        rounded, scales, _ = ops.onednn_scaled_int8_quant(x)
+        handler, adjustment = self._kernel.dnnl_handler, self._layer.azp_adj
+        ops.onednn_scaled_mm(handler, rounded, product, scales, None, adjustment, None)
+        return (x - rounded.float() * scales).norm(dim=1)
 
 
 def round_rows(

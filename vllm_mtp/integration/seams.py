@@ -164,6 +164,20 @@ SEAMS: tuple[Seam, ...] = (
         ("layer",),
     ),
     # Weights in 8 bits (rounded_weights.py)
+    Seam("cpu", "vllm._custom_ops.onednn_scaled_int8_quant", ("input",)),
+    Seam(
+        "cpu",
+        "vllm._custom_ops.onednn_scaled_mm",
+        (
+            "dnnl_handler",
+            "x",
+            "output",
+            "input_scale",
+            "input_zp",
+            "input_zp_adj",
+            "bias",
+        ),
+    ),
     Seam(
         "v1",
         "vllm.model_executor.kernels.linear.init_int8_linear_kernel",

@@ -192,13 +192,11 @@ def verify_blocks(
     device = target_logits.device
     generators = sampling_metadata.generators
     lengths = torch.tensor(num_draft_tokens, device=device)
-    # Often few of them have drafts, and each takes as long as sampling a token.
     drafted = [request for request, length in enumerate(num_draft_tokens) if length]
-    noise = torch.empty(len(drafted), target_logits.shape[1], device=device)
-    noise.exponential_()
+    recovering = torch.rand(len(drafted), dtype=torch.float64, device=device)
     for row, request in enumerate(drafted):
         if request in generators:
-            noise[row].exponential_(generator=generators[request])
+            recovering[row].uniform_(generator=generators[request])
     requests = torch.tensor(drafted, device=device)
     output = bonus_token_ids.new_full(
         (len(lengths), max_spec_len + 1), REJECTED, dtype=torch.int32
@@ -214,7 +212,7 @@ def verify_blocks(
         theirs.generate_uniform_probs(
             len(draft_token_ids), num_draft_tokens, generators, device
         ),
-        noise,
+        recovering,
     ).to(torch.int32)
     if sampling_metadata.all_random:
         return output

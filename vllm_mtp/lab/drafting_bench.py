@@ -1,13 +1,13 @@
 """What drafting gains from less to multiply by and from drawing like the target.
 
 All contenders but the last draft the same fixed number of tokens, so that nothing but
-the drafts differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary, with a
-part of it, and with all that is the default: that part and, on a CPU, weights in 8
-bits. The last one is `mtp_plus` as it is served, told nothing but that number: it may
-draft less and verify only what it is sure of. Where requests are sampled, vLLM drafts
-greedily or draws with the temperature alone. All serve the same requests in short turns
-(`grid_engines`); every round has other prompts, so what a draft vocabulary has learnt
-is not what is asked next.
+how they are made differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary,
+with a part of it, with weights in 8 bits as well, and with all that is the default:
+that and, on a CPU, a target's head that is screened. The last one is `mtp_plus` as it
+is served, told nothing but that number: it may draft less and verify only what it is
+sure of. Where requests are sampled, vLLM drafts greedily or draws with the temperature
+alone. All serve the same requests in short turns (`grid_engines`); every round has
+other prompts, so what a draft vocabulary has learnt is not what is asked next.
 
 Result (JSON)::
 
@@ -50,7 +50,9 @@ MAX_ROUNDS = 100
 MAX_TEMPERATURE = 2.0
 MIN_TURN_S, MAX_TURN_S = 0.05, 60.0
 BASELINE = VLLM_METHOD
-SAME_WEIGHTS = {"draft_weights": "same"}
+WHOLE_HEAD = {"verify_head": "whole"}
+"""Of a contender that shows what drafting does alone."""
+SAME_WEIGHTS = WHOLE_HEAD | {"draft_weights": "same"}
 """Of contenders that show what a draft vocabulary does alone."""
 FREE = f"{METHOD}, free"
 """It chooses the draft length, up to that of the others."""
@@ -75,7 +77,8 @@ class DraftingOptions:
         dtype: Weights and arithmetic.
         draft_vocab: A list, for one more contender.
         ablations: Whether `mtp_plus` also comes without its parts: with the whole
-            vocabulary, and with weights as they are. Two engines more.
+            vocabulary, with weights as they are, and with the target's head whole.
+            Three engines more.
         compiled: Let vLLM compile on a CPU, too, as it does unless told otherwise:
             minutes for each engine.
         label: Part of the result's name.
@@ -168,14 +171,17 @@ class DraftingOptions:
             path = str(self.draft_vocab.resolve())
             listed[f"{METHOD}, list"] = unrounded | {"draft_vocab": path}
         whole = {f"{METHOD}, full": unrounded | {"draft_vocab": "full"}}
-        same = {f"{METHOD}, same weights": unrounded}
+        alone = {
+            f"{METHOD}, same weights": unrounded,
+            f"{METHOD}, whole head": ours | WHOLE_HEAD,
+        }
         return {
             NO_SPECULATION: None,
             BASELINE: theirs,
             **drawn,
             **(whole if self.ablations else {}),
             **listed,
-            **(same if self.ablations else {}),
+            **(alone if self.ablations else {}),
             METHOD: ours,
             FREE: {key: ours[key] for key in ours if key != "controller"},
         }

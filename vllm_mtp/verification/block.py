@@ -7,7 +7,7 @@ Model Runner V2 has vLLM's own kernel for it.
 
 import torch
 
-from vllm_mtp.verification.likeliest import likeliest_tokens
+from vllm_mtp.verification.drawing import draw
 
 REJECTED = -1
 """Where an output has no token; also a draft token that may not be kept."""
@@ -28,8 +28,8 @@ def sample_block(
     bonus_token_ids: torch.Tensor,
     # [num_tokens], uniform in [0, 1)
     uniforms: torch.Tensor,
-    # [num_requests, vocab_size], drawn from the exponential distribution
-    noise: torch.Tensor,
+    # [num_requests] float64, uniform in [0, 1): for what follows a draft that is cut
+    recovering: torch.Tensor,
 ) -> torch.Tensor:
     """Tokens of each request: those kept, then one more, then ``REJECTED``.
 
@@ -54,7 +54,7 @@ def sample_block(
     num_accepted = (accepts * counts).amax(dim=-1)
     is_whole = num_accepted == num_draft_tokens
     row = (first_rows + num_accepted).clamp(max=last_row)
-    recovered = likeliest_tokens(missing[row] / noise)
+    recovered = draw(missing[row], recovering)
     following = torch.where(is_whole, bonus_token_ids.long(), recovered)
     output = draft_token_ids.new_full((num_requests, longest + 1), REJECTED).long()
     is_kept = counts < num_accepted[:, None]

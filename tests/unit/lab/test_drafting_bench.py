@@ -50,6 +50,7 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
         "mtp_plus, full",
         "mtp_plus, list",
         "mtp_plus, same weights",
+        "mtp_plus, whole head",
         "mtp_plus",
         "mtp_plus, free",
     ]
@@ -94,9 +95,7 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
                 names,
                 [
                     figures(4.0, []),
-                    figures(scale, [36, 20, 4]),
-                    figures(scale, [36, 20, 4]),
-                    figures(scale, [36, 20, 4]),
+                    *(figures(scale, [36, 20, 4]) for _ in range(4)),
                     figures(scale / 1.25, [36, 16, 4]),
                     # In one round it chose not to draft.
                     figures(scale, [36, 16, 4] if scale == 1.0 else []),

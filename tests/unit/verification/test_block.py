@@ -47,9 +47,7 @@ def draw(
         target.repeat(NUM_DRAWS, 1),
         bonus.repeat(NUM_DRAWS),
         torch.rand(NUM_DRAWS * num_tokens, generator=generator),
-        torch.empty(NUM_DRAWS * num_requests, VOCAB_SIZE).exponential_(
-            generator=generator
-        ),
+        torch.rand(NUM_DRAWS * num_requests, dtype=torch.double, generator=generator),
     ).view(NUM_DRAWS, num_requests, -1)
 
 
