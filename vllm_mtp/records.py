@@ -112,6 +112,9 @@ class StepOutcome(NamedTuple):
     """Tokens that the MTP layers had not seen while drafting was off, and saw in this
     step before they drafted."""
 
+    is_greedy: bool = True
+    """No request was sampled. What verifying and drafting take beside the passes
+    differs: the likeliest token of a row is found at once."""
     compared: tuple[RequestOutcome, ...] = ()
     """Requests that had a draft of which nothing was verified (K = 0): one token each,
     accepted if it is the one that the target then sampled or, where it was drawn, if it

@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def step(depth: int, catch_up: int = 0) -> ScheduledStep:
-    return ScheduledStep(3, 9, 2, 5, 700, depth, catch_up)
+    return ScheduledStep(3, 9, 2, 5, 700, depth, catch_up, is_greedy=False)
 
 
 def test_an_outcome_holds_what_was_scheduled_and_what_came_of_it(clock: Clock) -> None:
@@ -46,6 +46,7 @@ def test_an_outcome_holds_what_was_scheduled_and_what_came_of_it(clock: Clock) -
     assert (outcome.num_decode_requests, outcome.num_prefill_tokens) == (2, 5)
     assert (outcome.num_context_tokens, outcome.draft_depth) == (700, 2)
     assert outcome.num_catch_up_tokens == 11
+    assert not outcome.is_greedy
     outcomes.begin(step(depth=0))
     assert outcomes.take().requests == ()  # each outcome is told once
 

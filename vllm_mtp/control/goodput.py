@@ -92,6 +92,15 @@ class GoodputOptions(NamedTuple):
     cost_prior: CostPrior = CostPrior()
 
 
+_Size = tuple[int, bool]
+"""Of a batch: bucket of its requests, and whether all of them are greedy."""
+
+
+def _size_of(requests: Sequence[DecodeRequest]) -> _Size:
+    is_greedy = all(map(attrgetter("is_greedy"), requests))
+    return request_bucket(len(requests)), is_greedy
+
+
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
 
@@ -157,8 +166,8 @@ class GoodputController:
         """Steps without drafts that were not learned yet."""
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
-        self._planned_bucket = 0
-        self._habits: dict[int, Habit] = {}
+        self._planned_size: _Size | None = None
+        self._habits: dict[_Size, Habit] = {}
         """By the sizes of batches that were planned for."""
         self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
@@ -182,7 +191,7 @@ class GoodputController:
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
         ids, _, _, pins, _ = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
-        if self.plan is None or request_bucket(len(ids)) != self._planned_bucket:
+        if self.plan is None or _size_of(requests) != self._planned_size:
             self.probing.stop()
             self._replan()
         if not self._may_draft and not any(pins):
@@ -229,7 +238,7 @@ class GoodputController:
         is_bounded = self.options.max_token_latency_s is not None
         depth = plan.depth if is_bounded else self._depths[-1]
         if self._stopping is None or self._stopping.plan is not plan:
-            margin = self._margins.of(self._planned_bucket)
+            margin = self._margins.of(self._planned_size)
             known = prices(plan, self._times, len(requests), depth, margin)
             self._stopping = Stopping(self.survival, plan, known)
         chosen = {request.request_id: depth for request in requests}
@@ -302,7 +311,8 @@ class GoodputController:
 
     @property
     def _habit(self) -> Habit:
-        return self._habits[self._planned_bucket]
+        assert self._planned_size is not None
+        return self._habits[self._planned_size]
 
     @property
     def _is_off(self) -> bool:
@@ -320,7 +330,8 @@ class GoodputController:
         num_requests, times = outcome.num_decode_requests, self._times
         if outcome.num_prefill_tokens or times is None or self.plan is None:
             return None
-        if not num_requests or request_bucket(num_requests) != self._planned_bucket:
+        size = (request_bucket(num_requests), outcome.is_greedy)
+        if not num_requests or size != self._planned_size:
             return None
         return StepEstimate(
             *step_parts(outcome, times, self.max_draft_length), self.plan.goodput
@@ -337,7 +348,7 @@ class GoodputController:
         """Learn from a step; look for a better plan every few."""
         if self._is_ruled and outcome.draft_depth and not outcome.num_prefill_tokens:
             self._margins.learn(
-                self._planned_bucket, outcome.draft_depth, self._uniform_depth
+                self._planned_size, outcome.draft_depth, self._uniform_depth
             )
         self._quiet.append(outcome)
         if (
@@ -359,7 +370,7 @@ class GoodputController:
                 self.survival.wait()
             self.cost.observe(outcome)
         self._steps_since_plan += len(self._quiet)
-        if self._planned_bucket:
+        if self._planned_size is not None:
             self._habit.reluctance.pass_steps(len(self._quiet))
         self._quiet.clear()
         is_due = self._steps_since_plan >= self._replan_steps
@@ -400,13 +411,15 @@ class GoodputController:
     def _replan(self) -> None:
         requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
-        bucket = request_bucket(len(requests))
-        is_news = bucket != self._planned_bucket
+        size = _size_of(requests)
+        is_news = size != self._planned_size
         if is_news:
-            self._enter(bucket)
+            self._enter(size)
             num_steps = 0
         context = sum(request.num_context_tokens for request in requests)
-        self._times = self.cost.times(len(requests), context / len(requests))
+        self._times = self.cost.times(
+            len(requests), context / len(requests), is_greedy=size[1]
+        )
         optimism = self.options.exploration.optimism
         keep = () if self.plan is None else (self.plan.depth,)
         batch = self._batch(requests)
@@ -429,11 +442,11 @@ class GoodputController:
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = self._steps_until_replan(is_news)
 
-    def _enter(self, bucket: int) -> None:
+    def _enter(self, size: _Size) -> None:
         """Go on for batches of a size as they were left."""
-        self._planned_bucket = bucket
-        if bucket not in self._habits:
-            self._habits[bucket] = Habit(self.plan)
+        self._planned_size = size
+        if size not in self._habits:
+            self._habits[size] = Habit(self.plan)
             self.budget.be_curious()
         was_off, self.plan = self._is_off, self._habit.plan
         if self._is_off and not was_off:

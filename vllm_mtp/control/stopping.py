@@ -7,7 +7,7 @@ plan's goodput: the tokens that the same time would bring otherwise.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from vllm_mtp.control.cost import ExpectedTimes
@@ -36,26 +36,26 @@ class StepMargins:
     """
 
     def __init__(self) -> None:
-        self._margins: dict[int, float] = {}
+        self._margins: dict[Hashable, float] = {}
 
-    def of(self, bucket: int) -> float:
+    def of(self, size: Hashable) -> float:
         """Factor of a step's price.
 
         Args:
-            bucket: Of the size of the batch.
+            size: Of the batch.
         """
-        return self._margins.get(bucket, _FIRST_MARGIN)
+        return self._margins.get(size, _FIRST_MARGIN)
 
-    def learn(self, bucket: int, depth: int, wanted: int) -> None:
+    def learn(self, size: Hashable, depth: int, wanted: int) -> None:
         """A rule has drafted so deep.
 
         Args:
-            bucket: Of the size of the batch.
+            size: Of the batch.
             depth: Draft steps.
             wanted: In the mean.
         """
-        margin = self.of(bucket) * math.exp(_MARGIN_GAIN * (depth - wanted))
-        self._margins[bucket] = min(max(margin, _LEAST_MARGIN), _LARGEST_MARGIN)
+        margin = self.of(size) * math.exp(_MARGIN_GAIN * (depth - wanted))
+        self._margins[size] = min(max(margin, _LEAST_MARGIN), _LARGEST_MARGIN)
 
 
 class Prices(NamedTuple):

@@ -177,6 +177,7 @@ class TracingController(DecidesEveryStep):
             "outcome": self._num_outcomes,
             "step_time_s": round(outcome.step_time_s, 7),
             **{name: getattr(outcome, name) for name in OUTCOME_FIELDS},
+            "is_greedy": outcome.is_greedy,
             "requests": [(of(i), k, ok) for i, k, ok, *_ in outcome.requests],
             "compared": [(of(i), k, ok) for i, k, ok, *_ in outcome.compared],
         }

@@ -232,6 +232,7 @@ class ControlledScheduler(Scheduler):
             num_context_tokens,
             depth,
             caught_up.num_tokens,
+            all(request.is_greedy for request in next_decoding),
         )
         self._outcomes.begin(step)
         is_quiet = len(without_draft) == len(next_decoding) == step.num_requests

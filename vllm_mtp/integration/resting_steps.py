@@ -80,6 +80,7 @@ class RestingSteps:
                 step_time_s=seconds,
                 num_decode_requests=num_requests,
                 num_context_tokens=context + number * num_requests,
+                is_greedy=self._decided.is_greedy,
             )
             for number, seconds in enumerate(self.seconds, start=1)
         ]

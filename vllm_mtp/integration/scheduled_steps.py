@@ -24,6 +24,8 @@ class ScheduledStep(NamedTuple):
     num_context_tokens: int
     draft_depth: int
     num_catch_up_tokens: int
+    is_greedy: bool
+    """No request is sampled."""
 
 
 class CaughtUp(NamedTuple):
@@ -125,6 +127,7 @@ class StepOutcomes:
             num_prefill_tokens=step.num_prefill_tokens,
             num_context_tokens=step.num_context_tokens,
             num_catch_up_tokens=drafting.num_catch_up_tokens,
+            is_greedy=step.is_greedy,
             compared=compared,
         )
 

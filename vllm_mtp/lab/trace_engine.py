@@ -203,6 +203,7 @@ class DrawnEngine(ABC):
             num_prefill_tokens=self._prefill_tokens,
             num_context_tokens=int(context),
             num_catch_up_tokens=self._num_caught_up(caught_up),
+            is_greedy=not population["is_sampled"].any(),
             compared=self._compare(lengths),
         )
         rests = not (decision.draft_depth or lengths.any() or self._prefill_tokens)

@@ -150,7 +150,8 @@ def _outcome(line: dict[str, Any], bound: int) -> StepOutcome:
     return StepOutcome(
         requests=tuple(_request_outcomes(line["requests"], bound)),
         step_time_s=float(seconds),
-        # Not in the first traces.
+        # These are not in the first traces.
+        is_greedy=bool(line.get("is_greedy", True)),
         compared=tuple(_request_outcomes(line.get("compared", ()), bound)),
         **counts,
     )

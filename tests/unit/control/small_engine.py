@@ -83,6 +83,7 @@ class SmallEngine:
                 num_decode_requests=len(requests),
                 num_context_tokens=self.context_tokens * len(requests),
                 num_catch_up_tokens=caught_up,
+                is_greedy=not self.draws_drafts,
                 compared=tuple(self._compared(outcomes)),
             )
         )
@@ -102,6 +103,7 @@ class SmallEngine:
             step_time_s=self.seconds(0, 0),
             num_decode_requests=size,
             num_context_tokens=self.context_tokens * size,
+            is_greedy=not self.draws_drafts,
         )
         for request in self.requests():
             waiting = self.unseen.get(request.request_id, 0)

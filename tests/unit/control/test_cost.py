@@ -67,9 +67,9 @@ def teach_cpu(
         length = depth
 
 
-def learned(model: CostModel) -> list[float]:
-    """Expected seconds at K = 0 .. K_max for one request."""
-    times = model.times(1, 500)
+def learned(model: CostModel, num_requests: int = 1) -> list[float]:
+    """Expected seconds at K = 0 .. K_max."""
+    times = model.times(num_requests, 500)
     return [times.uniform(k, k).seconds for k in range(K_MAX + 1)]
 
 
@@ -253,6 +253,30 @@ def test_a_new_batch_size_is_known_better_than_nothing_and_less_than_the_nearest
     nearby, nearest = (model.times(n, 500).uniform(4, 4) for n in (16, 8))
     nothing = CostModel(K_MAX).times(16, 500).uniform(4, 4)
     assert nothing.deviation > nearby.deviation > nearest.deviation
+
+
+def test_what_sampling_costs_is_not_taken_for_the_time_of_greedy_steps() -> None:
+    """Nor the other way round; a first guess is what the other kind takes."""
+    model = learned_of_8_requests()
+    greedy_s = learned(model, 8)
+    first = model.times(8, 500, is_greedy=False)
+    believed = first.uniform(2, 2).seconds / first.uniform(0, 0).seconds
+    assert believed == pytest.approx(greedy_s[2] / greedy_s[0], rel=0.01)
+    doubt = model.times(8, 500).uniform(2, 2).deviation
+    assert first.uniform(2, 2).deviation > 2 * doubt
+    rng = random.Random(0)
+    for step in range(600):
+        length = step // 4 % (K_MAX + 1)
+        seconds = rows_s(8, length) * (1.0 + 0.1 * length)
+        seconds *= rng.lognormvariate(0, 0.03)
+        sampled = outcome([length] * 8, length, seconds)
+        model.observe(sampled._replace(is_greedy=False))
+    after = learned(model, 8)
+    assert after == pytest.approx(greedy_s, rel=0.01)
+    for length in (0, 2, K_MAX):
+        sampled_s = model.times(8, 500, is_greedy=False).uniform(length, length).seconds
+        true = rows_s(8, length) * (1.0 + 0.1 * length)
+        assert sampled_s == pytest.approx(true, rel=0.05)
 
 
 def test_what_was_visited_is_known_better_than_what_was_not() -> None:

@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -400,6 +401,24 @@ def test_a_change_of_the_batch_is_planned_for_at_once() -> None:
 
 
 # -- robustness ------------------------------------------------------------------------
+
+
+def test_sampled_requests_for_which_rows_are_dearer_are_not_drafted_for() -> None:
+    """After greedy ones, of the same number and for which drafting pays."""
+
+    def rows_s(row: float) -> Callable[[float, int], float]:
+        return lambda tokens, depth: 0.06 * (1 + row * tokens + 0.1 * (depth > 0))
+
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(controller, [0.7] * 16, rows_s(0.4), noise=0.05).run(300)
+    assert 0 not in Counter(engine.depths(200)).most_common(1)[0]
+    engine.draws_drafts, engine.seconds = True, rows_s(1.0)
+    engine.run(150)
+    depths = engine.depths(360)
+    assert depths.count(0) > 0.9 * len(depths)
+    engine.draws_drafts, engine.seconds = False, rows_s(0.4)
+    engine.run(60)
+    assert engine.depths(452).count(0) < 6  # what was known of them still is
 
 
 def test_a_probe_ends_when_the_batch_is_another_one() -> None:

@@ -36,6 +36,7 @@ def outcome(*requests: tuple[str, int, int], seconds: float = 0.01) -> StepOutco
         num_prefill_tokens=5,
         num_context_tokens=300,
         num_catch_up_tokens=1,
+        is_greedy=False,
         compared=(RequestOutcome("cmpl-secret-b", 1, 0),),
     )
 
@@ -101,6 +102,7 @@ def test_every_call_is_written_in_order(tmp_path: Path) -> None:
         "num_prefill_tokens": 5,
         "num_context_tokens": 300,
         "num_catch_up_tokens": 1,
+        "is_greedy": False,
         "requests": [[0, 3, 1], [1, 2, 2]],
         "compared": [[1, 1, 0]],
     }

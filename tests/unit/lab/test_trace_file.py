@@ -21,6 +21,7 @@ OUTCOME = StepOutcome(
     num_decode_requests=2,
     num_context_tokens=300,
     num_catch_up_tokens=4,
+    is_greedy=False,
 )
 REQUESTS = (DecodeRequest("0", 100), DecodeRequest("1", 200, False, 2))
 
