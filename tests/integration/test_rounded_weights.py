@@ -19,6 +19,7 @@ from vllm_mtp.integration.rounded_weights import (
     round_plain_layers,
     round_rows,
 )
+from vllm_mtp.verification.screening import rounding_norms
 
 pytestmark = pytest.mark.skipif(
     not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"
@@ -82,6 +83,23 @@ def test_rows_of_another_form_are_taken(make: Any) -> None:
     assert torch.equal(rounded(x.reshape(2, 3, -1)).reshape(6, -1), rounded(x))
     # Padding is zeros.
     assert torch.equal(rounded(torch.zeros(2, SIZE[1])), torch.zeros(2, SIZE[0]))
+
+
+def test_what_rounding_took_off_is_known() -> None:
+    """So that no product is farther from the true one than the norms allow."""
+    weight, x = random(*SIZE), random(33, SIZE[1], seed=2)
+    x[4, 7] = 50.0  # an outlier makes all else of its row coarse
+    (rows, scales), rounded = round_rows(weight), all_rows(weight)
+    product = torch.empty(33, SIZE[0])
+    errors = rounded.multiply_into(x, product)
+    assert torch.equal(product, rounded(x))
+    assert errors[4] > 5 * errors.median()
+    norms = rounding_norms(weight, rows, scales)
+    bounds = torch.outer(x.norm(dim=1), norms.errors)
+    bounds += torch.outer(errors, norms.sizes)
+    off = (product.double() - x.double() @ weight.double().t()).abs()
+    assert (off <= bounds).all()
+    assert off.max() > 0.05 * bounds.max(), "or the bounds say nothing"
 
 
 def test_what_is_compiled_for_any_number_of_rows_takes_the_weights_as_they_are() -> (
