@@ -8,7 +8,7 @@ import pytest
 from vllm_mtp.integration.resting_steps import MAX_STEPS, RestingSteps
 from vllm_mtp.integration.scheduled_steps import ScheduledStep
 
-LAST = ScheduledStep(2, 2, 2, 0, 100, 0, 0)
+LAST = ScheduledStep(2, 2, 2, 0, 100, 0, 0, is_greedy=False)
 
 
 def output(
@@ -43,6 +43,7 @@ def test_the_same_batch_goes_on_for_so_many_steps() -> None:
         102 + 2 * i for i in range(MAX_STEPS)
     ]
     assert [o.step_time_s for o in outcomes] == steps.seconds
+    assert not any(o.is_greedy for o in outcomes)
     assert all(
         o.num_requests == o.num_decode_requests == o.num_scheduled_tokens == 2
         for o in outcomes
