@@ -96,9 +96,8 @@ _Size = tuple[int, bool]
 """Of a batch: bucket of its requests, and whether all of them are greedy."""
 
 
-def _size_of(requests: Sequence[DecodeRequest]) -> _Size:
-    is_greedy = all(map(attrgetter("is_greedy"), requests))
-    return request_bucket(len(requests)), is_greedy
+def _size_of(are_greedy: Sequence[bool]) -> _Size:
+    return request_bucket(len(are_greedy)), all(are_greedy)
 
 
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
@@ -189,9 +188,9 @@ class GoodputController:
         if not requests:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
-        ids, _, _, pins, _ = zip(*requests, strict=True)
+        ids, _, are_greedy, pins, _ = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
-        if self.plan is None or _size_of(requests) != self._planned_size:
+        if self.plan is None or _size_of(are_greedy) != self._planned_size:
             self.probing.stop()
             self._replan()
         if not self._may_draft and not any(pins):
@@ -411,7 +410,7 @@ class GoodputController:
     def _replan(self) -> None:
         requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
-        size = _size_of(requests)
+        size = _size_of([request.is_greedy for request in requests])
         is_news = size != self._planned_size
         if is_news:
             self._enter(size)

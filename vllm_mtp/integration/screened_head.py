@@ -16,6 +16,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.draft_head import (
     PLAIN_METHODS,
     replace_logits_processors,
@@ -37,6 +38,13 @@ from vllm_mtp.verification.screening import (
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
 
+_ORIGINAL_ATTRIBUTES = (
+    "head_dtype",
+    "logits_as_input",
+    "org_vocab_size",
+    "scale",
+    "soft_cap",
+)
 SCREENED_ATTRIBUTES = ("input_batch", "num_prompt_logprobs", "requests")
 
 MIN_WEIGHTS = 2**23
@@ -130,6 +138,7 @@ class ScreenedLogits(nn.Module):
             may_screen: Asked at every step.
         """
         super().__init__()
+        check_attributes(original, _ORIGINAL_ATTRIBUTES)
         self.original = original
         self._may_screen = may_screen
         self._copies: dict[int, _Copy | None] = {}

@@ -179,6 +179,12 @@ SEAMS: tuple[Seam, ...] = (
         ),
     ),
     Seam(
+        "cpu",
+        "vllm.model_executor.kernels.linear.scaled_mm.cpu.CPUInt8ScaledMMLinearKernel"
+        ".process_weights_for_onednn",  # sets the handler and the adjustment
+        ("layer",),
+    ),
+    Seam(
         "v1",
         "vllm.model_executor.kernels.linear.init_int8_linear_kernel",
         (

@@ -1,7 +1,7 @@
 """What drafting gains from less to multiply by and from drawing like the target.
 
 All contenders but the last draft the same fixed number of tokens, so that nothing but
-how they are made differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary,
+their parts differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary,
 with a part of it, with weights in 8 bits as well, and with all that is the default:
 that and, on a CPU, a target's head that is screened. The last one is `mtp_plus` as it
 is served, told nothing but that number: it may draft less and verify only what it is

@@ -158,8 +158,8 @@ def test_of_equal_tokens_the_first_one_stays_the_likeliest() -> None:
 
 def test_rows_that_fill_the_last_block_are_no_tokens() -> None:
     weight = -random(BLOCK_TOKENS + 1, HIDDEN_SIZE).abs()
-    hidden_states = torch.ones(2, HIDDEN_SIZE)  # all logits are negative
-    weight[-1] = -0.01  # the likeliest one is repeated by the padding
+    hidden_states = torch.ones(2, HIDDEN_SIZE)
+    weight[-1] = -0.01  # even this logit is negative: rows of zeros would be likelier
     logits = found(weight, hidden_states)
     assert logits is not None
     assert logits.shape == (2, BLOCK_TOKENS + 1)
