@@ -99,14 +99,17 @@ class ExplorationBudget:
         self._grant_steps_left = max(self._grant_steps_left - 1, 0)
         self._urgent_steps_left = max(self._urgent_steps_left - 1, 0)
 
-    def can_pay(self, price_steps: float) -> bool:
+    def can_pay(self, price_steps: float, is_pressing: bool = False) -> bool:
         """Whether a probe of this price would be granted now.
 
         Args:
             price_steps: In step times of the best plan, >= 0.
+            is_pressing: The pause is the shortest, however many probes have changed
+                nothing.
         """
         is_free = self.is_granted or self.is_urgent
-        if not is_free and self.steps_since_probe < self._pause_steps:
+        pause = self.options.pause_steps if is_pressing else self._pause_steps
+        if not is_free and self.steps_since_probe < pause:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
         # What can never be saved is granted once all that can be is, and paid back
@@ -129,9 +132,9 @@ class ExplorationBudget:
         most = max(options.fraction, options.comparing_fraction)
         return max(pause, math.floor(missing / most), 0)
 
-    def pay(self, price_steps: float) -> bool:
-        """Take the price of a probe, or refuse it."""
-        if not self.can_pay(price_steps):
+    def pay(self, price_steps: float, is_pressing: bool = False) -> bool:
+        """Take the price of a probe, or refuse it; see `can_pay`."""
+        if not self.can_pay(price_steps, is_pressing):
             self._grant_steps_left = 0
             return False
         self.saved_steps -= price_steps

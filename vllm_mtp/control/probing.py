@@ -32,6 +32,12 @@ _OFF_TRIAL_STEPS = 8
 """Where K = 0 is so close to the best goodput it is tried for so many in a row, which
 costs next to nothing: a plain step now and then says little of what they take on a
 machine whose speed jumps, and there drafting went on for minutes at a loss of 6 %."""
+_UNSURE_OF_OFF = 0.05
+"""Deviation of what a step without drafts is believed to take from which K = 0, where
+it is close, is tried without a long pause. After hundreds of steps that were well
+drafted for, probes follow each other slowly; when acceptance fell to where drafting
+lost 9 % (and was thought to gain: plain steps were believed to take 47 ms and took 42),
+none of 500 steps was a plain one, with savings that would have paid for dozens."""
 _OFF_AGAIN_STEPS = 8
 """Or drafting would not be seen while K = 0 seems as good and costs nothing to try."""
 _TRIAL_STEPS = 16
@@ -168,7 +174,8 @@ class Probing:
         self._steps_left = 0
 
     def _begin(self, probe: Probe, now: Situation) -> None:
-        if not self.budget.pay(self._price(probe, now)):
+        is_pressing = self._is_pressing(probe, now)
+        if not self.budget.pay(self._price(probe, now), is_pressing):
             return
         self._steps_left = probe.num_steps
         if not now.is_off and not self.budget.is_granted:
@@ -176,6 +183,13 @@ class Probing:
         self.num_probes += 1
         self._current, self._next = probe, None
         self._tried_off = probe.plan.depth == 0
+
+    def _is_pressing(self, probe: Probe, now: Situation) -> bool:
+        """Whether a trial shows what not drafting takes, which is not known well."""
+        is_trial_of_off = probe.plan.depth == 0 and probe.num_steps == _OFF_TRIAL_STEPS
+        if now.is_off or not is_trial_of_off:
+            return False
+        return now.times.uniform(0, 0).deviation > _UNSURE_OF_OFF
 
     # -- while drafting is off ----------------------------------------------------
 

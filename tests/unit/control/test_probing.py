@@ -1,5 +1,6 @@
 """Which plan is tried next."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,13 +14,24 @@ from vllm_mtp.records import DecodeRequest
 MARGIN = 0.03
 
 
-class NoTimes:
-    """They are only asked for from K = 0, or where K = 0 is a guess."""
+class KnownTimes:
+    """What a plain step takes is known well; of others nobody asks while drafting."""
 
     guesses_plain = False
 
+    def uniform(self, draft_length: int, depth: int) -> Estimate:
+        assert (draft_length, depth) == (0, 0)
+        return Estimate(0.020, 0.02)
 
-NO_TIMES: Any = NoTimes()
+
+class UnsureTimes(KnownTimes):
+    """It was known well long ago."""
+
+    def uniform(self, draft_length: int, depth: int) -> Estimate:
+        return Estimate(0.020, 0.08)
+
+
+KNOWN_TIMES: Any = KnownTimes()
 
 
 class GuessedTimes:
@@ -63,7 +75,7 @@ def test_a_plan_is_tried_that_would_be_changed_to_with_luck(
     """K = 0 is changed to for less than another depth is, so it is tried for less, and
     where it is nearly as good without luck, too."""
     probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
-    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    now = Situation(plan(1, 100.0, with_luck=110.0), KNOWN_TIMES, (), 0.0)
     probing.look_for([now.plan, other], now)
     probe = probing.step(now)
     assert (probe is not None and probe.plan == other) == is_tried
@@ -76,7 +88,7 @@ def test_not_drafting_is_tried_where_its_time_is_a_guess(
     """If three deviations of luck would make it as good."""
     guessed: Any = GuessedTimes()
     found = [plan(1, 100.0, with_luck=110.0), plan(0, goodput, with_luck=80.0)]
-    for times, expected in ((NO_TIMES, False), (guessed, is_tried)):
+    for times, expected in ((KNOWN_TIMES, False), (guessed, is_tried)):
         probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
         now = Situation(found[0], times, (), 0.0)
         probing.look_for(found, now)
@@ -86,7 +98,7 @@ def test_not_drafting_is_tried_where_its_time_is_a_guess(
 def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> None:
     """However much more the other one promises."""
     probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
-    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    now = Situation(plan(1, 100.0, with_luck=110.0), KNOWN_TIMES, (), 0.0)
     found = [now.plan, plan(0, 96.0, with_luck=99.0), plan(2, 99.0, with_luck=130.0)]
     tried = []
     for _ in range(4):
@@ -102,7 +114,7 @@ def test_not_drafting_is_tried_before_other_depths_but_not_twice_in_a_row() -> N
 def test_not_drafting_is_tried_again_where_it_is_nearly_as_good() -> None:
     """Also when nothing else is worth a try, but not one time after the other."""
     probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=False)
-    now = Situation(plan(1, 100.0, with_luck=110.0), NO_TIMES, (), 0.0)
+    now = Situation(plan(1, 100.0, with_luck=110.0), KNOWN_TIMES, (), 0.0)
     for repeat in range(3):
         probing.look_for([now.plan, plan(0, 90.0, with_luck=91.0)], now)
         if repeat:
@@ -156,6 +168,27 @@ def test_a_look_costs_its_two_steps(num_requests: int, share: float) -> None:
     accepted = 0.1 * share
     price = drafting + verifying - accepted
     assert before - probing.budget.saved_steps == pytest.approx(price)
+
+
+@pytest.mark.parametrize(
+    ("times", "longest"), [(UnsureTimes(), 16), (KnownTimes(), 128)]
+)
+def test_k_0_waits_less_for_its_turn_where_its_time_is_not_known_well(
+    times: Any, longest: int
+) -> None:
+    """Where it seems as good, after many trials that changed nothing."""
+    options = ExplorationOptions(grant_lasts_steps=0)
+    probing = Probing(options, MARGIN, compares_drafts=False)
+    now = Situation(plan(1, 100.0, with_luck=110.0), times, (), 0.0)
+    begun_at = []
+    for step in range(1000):
+        was_over = probing.is_over
+        if was_over:
+            probing.look_for([now.plan, plan(0, 97.9, with_luck=98.0)], now)
+        probing.budget.earn()
+        if probing.step(now) is not None and was_over:
+            begun_at.append(step)
+    assert max(b - a for a, b in pairwise(begun_at)) == longest
 
 
 def test_after_a_surprise_no_probe_waits() -> None:
