@@ -121,6 +121,8 @@ class ExplorationBudget:
     def steps_until_affordable(self, price_steps: float) -> int:
         """Steps for which `can_pay` surely stays False, whatever happens meanwhile.
 
+        Of a probe that is not pressing: none is while drafting is off.
+
         Args:
             price_steps: As there.
         """

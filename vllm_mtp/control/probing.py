@@ -186,8 +186,7 @@ class Probing:
 
     def _is_pressing(self, probe: Probe, now: Situation) -> bool:
         """Whether a trial shows what not drafting takes, which is not known well."""
-        is_trial_of_off = probe.plan.depth == 0 and probe.num_steps == _OFF_TRIAL_STEPS
-        if now.is_off or not is_trial_of_off:
+        if probe.plan.depth or probe.num_steps != _OFF_TRIAL_STEPS:
             return False
         return now.times.uniform(0, 0).deviation > _UNSURE_OF_OFF
 
