@@ -21,7 +21,8 @@ using torch::stable::Tensor;
 class Launch {
  public:
   explicit Launch(const Tensor& tensor) : guard_(tensor.get_device_index()) {
-    STABLE_TORCH_ERROR_CODE_CHECK(
+    // Not STABLE_TORCH_ERROR_CODE_CHECK, which headers before torch 2.13 lack.
+    TORCH_ERROR_CODE_CHECK(
         aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream_));
   }
   void* stream() const { return stream_; }

@@ -7,7 +7,7 @@ Skipped where there is no GPU. On a GPU machine it is part of `make test`; alone
 import pytest
 import torch
 
-from tests.support.engine_jobs import Jobs, run_jobs
+from tests.support.engine_jobs import SHARED_GPU, Jobs, run_jobs
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 
 pytestmark = [
@@ -21,7 +21,7 @@ RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "rand
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_every_token_equals(eager: bool) -> None:
-    settings = {"max_num_seqs": 16, "enforce_eager": eager}
+    settings = {"max_num_seqs": 16, "enforce_eager": eager} | SHARED_GPU
     plain, fixed, randomized = run_jobs(
         Jobs(
             model=str(BUNDLED_CHECKPOINT),

@@ -6,7 +6,7 @@ Skipped where there is no GPU; see ``test_scrub.py`` for what is looked at.
 import pytest
 import torch
 
-from tests.support.engine_jobs import Jobs, run_jobs
+from tests.support.engine_jobs import SHARED_GPU, Jobs, run_jobs
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 
 pytestmark = [
@@ -28,6 +28,7 @@ def test_rejected_slots_are_zero_and_committed_ones_unchanged(eager: bool) -> No
         "max_num_seqs": 8,
         "kv_cache_memory_bytes": 16 * 2**20,
         "enforce_eager": eager,
+        **SHARED_GPU,
     }
     unscrubbed, scrubbed = run_jobs(
         Jobs(

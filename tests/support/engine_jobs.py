@@ -16,6 +16,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
+SHARED_GPU = {"gpu_memory_utilization": 0.1}
+"""Of a GPU's memory vLLM wants that much to be free, not nearly all, before it starts:
+test processes beside this one have engines, too. The KV cache is given in bytes."""
+
 
 @dataclass(frozen=True)
 class Jobs:

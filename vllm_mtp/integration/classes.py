@@ -24,7 +24,7 @@ _PACKAGE = "vllm_mtp.integration"
 
 WORKERS = {
     "vllm.v1.worker.gpu_worker.Worker": f"{_PACKAGE}.worker.MTPPlusWorker",
-    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_PACKAGE}.worker.MTPPlusCPUWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_PACKAGE}.cpu_worker.MTPPlusCPUWorker",
 }
 """Ours by vLLM's. Other platforms (TPU, XPU, out-of-tree) were never tried."""
 

@@ -516,7 +516,7 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.worker.gpu.attn_utils.build_slot_mappings_by_layer",
         ("slot_mappings", "kv_cache_config"),
     ),
-    # CPU (worker.py, mends.py)
+    # CPU (cpu_worker.py, mends.py)
     Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),
     Seam(
         "cpu",

@@ -1,13 +1,11 @@
-"""The workers: vLLM's own, whose drafter is replaced before weights are loaded."""
+"""The GPU worker: vLLM's own, whose drafter is replaced before weights are loaded."""
 
 from collections.abc import Collection
 from typing import Any
 
-from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.integration import mends
 from vllm_mtp.integration.resting_v1 import rest_like_a_target_alone
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.integration.vocabulary_news import with_news
@@ -37,7 +35,7 @@ def tell_steps(runner: Any, drafter: Any) -> None:
     runner.sample_tokens = sample_tokens_of_step
 
 
-class _ReplacesDrafter(Worker):
+class ReplacesDrafter(Worker):
     """Puts our drafter in either model runner."""
 
     rollback: Rollback
@@ -100,24 +98,5 @@ def scrubbed_mtp_layers(drafter: Any) -> Collection[str]:
     return drafter.mtp_layers
 
 
-class MTPPlusWorker(_ReplacesDrafter):
+class MTPPlusWorker(ReplacesDrafter):
     """GPU worker."""
-
-
-class MTPPlusCPUWorker(_ReplacesDrafter, CPUWorker):
-    """CPU worker, with vLLM's two CPU faults in speculative sampling mended."""
-
-    def init_device(self) -> None:
-        mends.mend_expand_kernel()
-        super().init_device()
-
-    def _mend_runner(self) -> None:
-        if self.use_v2_model_runner:
-            return
-        runner, sample_tokens = self.model_runner, self.model_runner.sample_tokens
-
-        def sample_tokens_of_step(grammar_output: Any) -> Any:
-            mends.make_generators_rewindable(runner)
-            return sample_tokens(grammar_output)
-
-        runner.sample_tokens = sample_tokens_of_step

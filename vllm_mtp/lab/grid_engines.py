@@ -37,6 +37,11 @@ which the caches would hold, the next ones are slower, too."""
 
 MAX_CODE_PROMPTS = 128
 
+GPU_MEMORY_SHARE = 0.05
+"""What vLLM wants to find free before it starts an engine. Its default, nearly all of
+the memory, is there for the first contender alone; what is used is the weights and the
+KV cache, which is given in bytes."""
+
 
 def engine_arguments(
     model: str,
@@ -58,7 +63,7 @@ def engine_arguments(
         max_model_len: Tokens of the longest request.
         max_num_seqs: Requests at a time.
         kv_cache_mib: KV cache.
-        on_gpu: Let vLLM compile and capture graphs.
+        on_gpu: Let vLLM compile and capture graphs, and others use the GPU.
     """
     arguments: dict[str, Any] = {
         "model": model,
@@ -72,6 +77,8 @@ def engine_arguments(
         "seed": 0,
         "disable_log_stats": False,
     }
+    if on_gpu:
+        arguments["gpu_memory_utilization"] = GPU_MEMORY_SHARE
     if speculative_config is not None:
         arguments["speculative_config"] = speculative_config
     return arguments
