@@ -227,8 +227,8 @@ class BenchEngine:
         name = str(self.num_requests)
         options = dict(request["sampling"])
         if allowed := options.pop("allowed_range", None):
-            first, last = allowed
-            options["allowed_token_ids"] = list(range(first, last + 1))
+            is_v2 = self.engine.vllm_config.use_v2_model_runner
+            options["allowed_token_ids"] = _allowed_token_ids(*allowed, is_v2)
         sampling = SamplingParams(
             **{"ignore_eos": True} | options,
             detokenize=False,
@@ -261,6 +261,16 @@ class BenchEngine:
     def _runner(self) -> Any:
         executor = self.engine.engine_core.engine_core.model_executor
         return executor.driver_worker.worker.model_runner
+
+
+def _allowed_token_ids(first: int, last: int, is_v2: bool) -> list[int]:
+    """All ids from first to last, or as many as Model Runner V2 allows to be listed."""
+    token_ids = list(range(first, last + 1))
+    if not is_v2:
+        return token_ids
+    from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS
+
+    return token_ids[:MAX_NUM_ALLOWED_TOKEN_IDS]
 
 
 def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
