@@ -17,7 +17,7 @@ from tests.support.vocabulary import most_frequent, write_list
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 FIXED = {"method": "mtp_plus", "controller": "fixed"}
 NUM_ROWS = 128
-NUM_PARALLEL_TOKENS = 48
+NUM_PARALLEL_TOKENS = 24
 NUM_V2_PROMPTS, NUM_V2_TOKENS = 4, 20
 """Under Triton's interpreter."""
 END_OF_SEQUENCE = 0

@@ -18,7 +18,7 @@ from vllm_mtp.records import StepOutcome
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 ALPHA = 1e-4
 """False alarms of the comparison of distributions: one in 10,000 draws of seeds."""
-NUM_SAMPLES = 1500
+NUM_SAMPLES = 800
 
 
 def stopped_early(recorder: RecordingController) -> int:

@@ -34,7 +34,7 @@ class OnlyComparing(DecidesEveryStep):
 
 
 ALPHA = 1e-4
-NUM_SAMPLES = 1500
+NUM_SAMPLES = 800
 NUM_TOKENS = 3
 SETTINGS = [
     {"temperature": 0.2, "top_p": 1.0},
@@ -203,8 +203,8 @@ class AllVerified(OnlyComparing):
         return DraftDecision(1, {r.request_id: 1 for r in requests}, "probe")
 
 
-def accepted_share(controller: DecidesEveryStep, is_sampled: bool) -> float:
-    """Of the first draft tokens of requests of one kind, with others beside them."""
+def accepted_shares(controller: DecidesEveryStep) -> list[float]:
+    """Of first draft tokens: of greedy requests and of sampled ones, side by side."""
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -222,23 +222,23 @@ def accepted_share(controller: DecidesEveryStep, is_sampled: bool) -> float:
         llm.generate(prompts, params, use_tqdm=False)
         is_verified = isinstance(controller, AllVerified)
         assert (draft_counts(llm).num_draft_tokens > 0) == is_verified
-    examined = [
-        r
-        for outcome in recorder.outcomes
-        for r in (outcome.requests if is_verified else outcome.compared)
-        # Internal ids begin with the number of the request.
-        if int(r.request_id.split("-")[0]) % 2 == is_sampled and r.num_draft_tokens
-    ]
-    assert len(examined) > 500
-    return sum(r.num_accepted_tokens for r in examined) / len(examined)
+    shares = []
+    for is_sampled in (False, True):
+        examined = [
+            r
+            for outcome in recorder.outcomes
+            for r in (outcome.requests if is_verified else outcome.compared)
+            # Internal ids begin with the number of the request.
+            if int(r.request_id.split("-")[0]) % 2 == is_sampled and r.num_draft_tokens
+        ]
+        assert len(examined) > 500
+        shares.append(sum(r.num_accepted_tokens for r in examined) / len(examined))
+    return shares
 
 
-@pytest.mark.parametrize("is_sampled", [False, True])
-def test_drafts_that_are_not_verified_are_judged_as_if_they_were(
-    is_sampled: bool,
-) -> None:
-    judged = accepted_share(OnlyComparing(), is_sampled)
-    verified = accepted_share(AllVerified(), is_sampled)
+def test_drafts_that_are_not_verified_are_judged_as_if_they_were() -> None:
+    judged = accepted_shares(OnlyComparing())
+    verified = accepted_shares(AllVerified())
+    assert all(0.3 < share < 0.95 for share in verified)
     # A thousand drafts each: deviations of 0.013; texts differ where tokens are drawn.
-    assert 0.3 < verified < 0.95
     assert judged == pytest.approx(verified, abs=0.06)

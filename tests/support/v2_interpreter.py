@@ -44,6 +44,7 @@ def install() -> None:
     _take_any_mask()
     _apply_top_p_with_torch()
     _take_log1p_from_triton()
+    _sample_in_one_block()
 
 
 def _take_any_mask() -> None:
@@ -79,3 +80,16 @@ def _take_log1p_from_triton() -> None:
     from vllm.triton_utils import tldevice
 
     tldevice.log1p = lambda x: tl.log(1.0 + x)
+
+
+def _sample_in_one_block() -> None:
+    """The interpreter's time goes by the number of programs, hardly by their size.
+
+    Which random number a token gets does not depend on its block.
+    """
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    code = gumbel.gumbel_sample.__code__
+    assert 1024 in code.co_consts, "vLLM samples in blocks of another size"
+    constants = tuple(16384 if each == 1024 else each for each in code.co_consts)
+    gumbel.gumbel_sample.__code__ = code.replace(co_consts=constants)

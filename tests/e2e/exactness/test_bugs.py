@@ -6,6 +6,7 @@ the same engine passes with as many.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -37,21 +38,45 @@ def small_list(plain: Samples, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_list(path, most_frequent(texts, 256)[::2])
 
 
+class Speculating:
+    """One engine at a time, started anew when another kind is asked for."""
+
+    def __init__(self, small_list: str) -> None:
+        self._small_list = small_list
+        self._kind = ""
+        self._running = ExitStack()
+        self._engine: Any = None
+
+    def of_kind(self, kind: str) -> Any:
+        """An engine with an acceptance test and, after a comma, chosen drafts."""
+        if kind != self._kind:
+            self.stop()
+            test, _, change = kind.partition(", ")
+            spec = {
+                "method": "mtp_plus",
+                # All of them within the tokens that are compared.
+                "num_speculative_tokens": NUM_TOKENS - 1,
+                "controller": "fixed",
+                "draft_vocab": self._small_list,
+                "draft_sample_method": "greedy" if change == "chosen" else "auto",
+                "rejection_sample_method": test,
+            }
+            started = engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS)
+            self._engine = self._running.enter_context(started)
+            self._kind = kind
+        return self._engine
+
+    def stop(self) -> None:
+        self._engine = None
+        self._running.close()
+
+
 @pytest.fixture(scope="module")
-def speculating(request: pytest.FixtureRequest, small_list: str) -> Iterator[Any]:
-    """An engine with the acceptance test and the drafts that the parameter names."""
-    test, _, change = request.param.partition(", ")
-    spec = {
-        "method": "mtp_plus",
-        # All of them within the tokens that are compared.
-        "num_speculative_tokens": NUM_TOKENS - 1,
-        "controller": "fixed",
-        "draft_vocab": small_list,
-        "draft_sample_method": "greedy" if change == "chosen" else "auto",
-        "rejection_sample_method": test,
-    }
-    with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
-        yield llm
+def speculating(small_list: str) -> Iterator[Speculating]:
+    """Not parametrized: pytest would start an engine for every single bug."""
+    engines = Speculating(small_list)
+    yield engines
+    engines.stop()
 
 
 def samples_until_found(llm: Any, setting: str, plain: Samples) -> int | None:
@@ -64,29 +89,26 @@ def samples_until_found(llm: Any, setting: str, plain: Samples) -> int | None:
     return None
 
 
-CASES = [
-    pytest.param(test, setting, bug, id=f"{test}-{bug.__name__}")
-    for (test, setting), bugs in BUGS.items()
-    for bug in bugs
-]
+def cases() -> Iterator[Any]:
+    """Kind by kind, and without a bug at the end of each."""
+    for kind in dict.fromkeys(kind for kind, _ in BUGS):
+        for (of_kind, setting), bugs in BUGS.items():
+            for bug in bugs if of_kind == kind else ():
+                yield pytest.param(kind, setting, bug, id=f"{kind}-{bug.__name__}")
+        yield pytest.param(kind, "plain", None, id=f"{kind}-no bug")
 
 
-@pytest.mark.parametrize(
-    ("speculating", "setting", "bug"), CASES, indirect=["speculating"]
-)
-def test_a_bug_is_found(
-    speculating: Any,
+@pytest.mark.parametrize(("kind", "setting", "bug"), cases())
+def test_a_bug_is_found_and_nothing_where_there_is_none(
+    speculating: Speculating,
+    kind: str,
     setting: str,
-    bug: Bug,
+    bug: Bug | None,
     plain: Samples,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bug(monkeypatch, model_runner(speculating))
-    assert samples_until_found(speculating, setting, plain)
-
-
-@pytest.mark.parametrize(
-    "speculating", ["standard", "standard, chosen", "block"], indirect=True
-)
-def test_without_a_bug_nothing_is_found(speculating: Any, plain: Samples) -> None:
-    assert samples_until_found(speculating, "plain", plain) is None
+    llm = speculating.of_kind(kind)
+    if bug is not None:
+        bug(monkeypatch, model_runner(llm))
+    found = samples_until_found(llm, setting, plain)
+    assert (found is not None) == (bug is not None)
