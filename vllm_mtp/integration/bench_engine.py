@@ -227,8 +227,10 @@ class BenchEngine:
         name = str(self.num_requests)
         options = dict(request["sampling"])
         if allowed := options.pop("allowed_range", None):
-            is_v2 = self.engine.vllm_config.use_v2_model_runner
-            options["allowed_token_ids"] = _allowed_token_ids(*allowed, is_v2)
+            first, last = allowed
+            options["allowed_token_ids"] = _allowed_token_ids(
+                first, last, self.engine.vllm_config.use_v2_model_runner
+            )
         sampling = SamplingParams(
             **{"ignore_eos": True} | options,
             detokenize=False,
