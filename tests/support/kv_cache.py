@@ -201,7 +201,7 @@ class SlotWatch:
             self.num_inherited_slots += int(inherited.any(1).sum())
             written = content[free].any(1) & (content[free] != inherited).any(1)
             if written.any():
-                places = (~kept).nonzero()[:, 0].to(written.device)[written]
+                places = (~kept).nonzero()[:, 0].to(written.device)[written.bool()]
                 self._report(
                     request_id,
                     name,
