@@ -15,11 +15,13 @@ With one made like this engines ran on an H100, with Python 3.12 and torch 2.11 
 """
 
 import argparse
+import lzma
 import re
 import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -97,13 +99,9 @@ def keep_only(arch: int, library: Path) -> None:
 
 def archive(site: Path, bundle: Path) -> None:
     """Pack small rather than fast: it is carried more often than it is made."""
-    with bundle.open("wb") as file:
-        tar = subprocess.Popen(
-            ["tar", "-c", "-C", str(site), "."], stdout=subprocess.PIPE
-        )
-        subprocess.run(["xz", "-9e", "-T1"], stdin=tar.stdout, stdout=file, check=True)
-        if tar.wait():
-            sys.exit("tar failed, see above")
+    preset = 9 | lzma.PRESET_EXTREME
+    with tarfile.open(bundle, "w:xz", preset=preset) as file:
+        file.add(site, arcname=".")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ which the caches would hold, the next ones are slower, too."""
 
 MAX_CODE_PROMPTS = 128
 
-GPU_MEMORY_SHARE = 0.05
+WANTED_FREE_GPU_SHARE = 0.05
 """What vLLM wants to find free before it starts an engine. Its default, nearly all of
 the memory, is there for the first contender alone; what is used is the weights and the
 KV cache, which is given in bytes."""
@@ -78,7 +78,7 @@ def engine_arguments(
         "disable_log_stats": False,
     }
     if on_gpu:
-        arguments["gpu_memory_utilization"] = GPU_MEMORY_SHARE
+        arguments["gpu_memory_utilization"] = WANTED_FREE_GPU_SHARE
     if speculative_config is not None:
         arguments["speculative_config"] = speculative_config
     return arguments

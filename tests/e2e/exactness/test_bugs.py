@@ -67,7 +67,7 @@ class Speculating:
         return self._engine
 
     def stop(self) -> None:
-        self._engine = None
+        self._kind, self._engine = "", None
         self._running.close()
 
 
