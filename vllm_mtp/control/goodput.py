@@ -53,10 +53,15 @@ _MAX_STOPPING = 64
 """Requests up to which drafts are left to the worker. In a larger batch they all need
 other depths, so little is gained, and the rule is worked out request by request."""
 
-_QUIET_STEPS = 8
-"""Steps without drafts are learned so many at a time: after a pass of the target the
-caches hold nothing of ours, so what is done once costs several times what is repeated.
-"""
+_STEPS_AT_ONCE = 8
+"""Steps without drafts are learned so many at a time, and those with drafts where they
+are short: after a pass of the target the caches hold nothing of ours, so what is done
+once costs several times what is repeated."""
+_SHORT_STEP_S = 0.006
+"""A GPU that is done with a step so soon waits for the Python thread that schedules the
+next one, and the same thread learns: 0.2 ms for a step learned alone."""
+_STEPS_ALONE = 256
+"""At first each step is learned at once even so."""
 
 _SEARCH_ALONE_S = 0.4e-3
 _SEARCH_S = 1.2e-3
@@ -161,8 +166,10 @@ class GoodputController:
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
-        self._quiet: list[StepOutcome] = []
-        """Steps without drafts that were not learned yet."""
+        self._unlearned: list[StepOutcome] = []
+        """Steps that were not learned yet."""
+        self._num_learned = 0
+        """Steps."""
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._planned_size: _Size | None = None
@@ -349,36 +356,45 @@ class GoodputController:
             self._margins.learn(
                 self._planned_size, outcome.draft_depth, self._uniform_depth
             )
-        self._quiet.append(outcome)
-        if (
-            outcome.requests
-            or outcome.compared
-            or outcome.draft_depth
-            or len(self._quiet) == _QUIET_STEPS
-            or not self._is_off
-            or self.budget.is_urgent
-        ):
+        self._unlearned.append(outcome)
+        if self.budget.is_urgent or self._must_learn(outcome):
             self._learn()
 
+    def _must_learn(self, outcome: StepOutcome) -> bool:
+        """Whether what was put off is to be learned, now that this step is over."""
+        num_steps = len(self._unlearned)
+        if num_steps >= _STEPS_AT_ONCE or self.plan is None:
+            return True
+        if self._is_off:
+            return bool(outcome.requests or outcome.compared or outcome.draft_depth)
+        is_due = self._steps_since_plan + num_steps >= self._replan_steps
+        is_short = outcome.step_time_s < _SHORT_STEP_S
+        return is_due or not is_short or self._num_learned < _STEPS_ALONE
+
     def _learn(self) -> None:
-        for outcome in self._quiet:
-            examined = outcome.requests + outcome.compared
-            if examined:
-                self._learn_acceptance(examined)
-            else:
-                self.survival.wait()
+        examined: list[RequestOutcome] = []
+        for outcome in self._unlearned:
+            examined += outcome.requests
+            examined += outcome.compared
             self.cost.observe(outcome)
-        self._steps_since_plan += len(self._quiet)
+        if examined:
+            self._learn_acceptance(examined, len(self._unlearned))
+        else:
+            self.survival.wait(len(self._unlearned))
+        self._num_learned += len(self._unlearned)
+        self._steps_since_plan += len(self._unlearned)
         if self._planned_size is not None:
-            self._habit.reluctance.pass_steps(len(self._quiet))
-        self._quiet.clear()
+            self._habit.reluctance.pass_steps(len(self._unlearned))
+        self._unlearned.clear()
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
             self._replan()
 
-    def _learn_acceptance(self, examined: Sequence[RequestOutcome]) -> None:
+    def _learn_acceptance(
+        self, examined: Sequence[RequestOutcome], num_steps: int
+    ) -> None:
         is_promising = self._is_off and self._is_promising(examined)
-        jump = self.survival.observe(examined)
+        jump = self.survival.observe(examined, num_steps)
         if jump:
             self._replan_steps = 1
         if jump > 0 or is_promising:

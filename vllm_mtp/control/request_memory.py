@@ -74,8 +74,10 @@ def evidence_of(probabilities: tuple[float, ...], num_accepted: int) -> Evidence
         probabilities: Conditional acceptance of the examined positions, in order.
         num_accepted: Accepted draft tokens.
     """
-    score = num_accepted - sum(probabilities)
-    information = sum(p * (1.0 - p) for p in probabilities) + 1e-6
+    score, information = float(num_accepted), 1e-6
+    for p in probabilities:
+        score -= p
+        information += p * (1.0 - p)
     first = probabilities[0]
     return Evidence(
         score,
@@ -203,22 +205,24 @@ class MemoryChoice:
         watched = self._watched[outcome.request_id]
         watched.heard_at_step = self._num_steps
         accepted = min(max(outcome.num_accepted_tokens, 0), len(logits))
-        likelihoods = []
+        chances = []
         for state, prior in zip(watched.states, priors, strict=True):
-            later = state.shift + state.late
-            probabilities = tuple(
-                logistic(logit + (later if position else state.shift))
-                for position, logit in enumerate(logits)
-            )
-            likelihoods.append(_log_likelihood(probabilities, accepted))
+            probabilities, chance = _predicted(state, logits, accepted)
+            chances.append(chance)
             state.learn(evidence_of(probabilities, accepted), 0.0, prior)
-        self.lead += likelihoods[1] - likelihoods[0]
+        self.lead += math.log(chances[1] / chances[0])
         if abs(self.lead) > _NEEDED_LEAD:
             self.current = self.memories[self.lead > 0]
 
 
-def _log_likelihood(probabilities: Sequence[float], num_accepted: int) -> float:
-    accepted = sum(math.log(max(p, _LEAST)) for p in probabilities[:num_accepted])
-    if num_accepted < len(probabilities):
-        accepted += math.log(max(1.0 - probabilities[num_accepted], _LEAST))
-    return accepted
+def _predicted(
+    state: RequestState, logits: Sequence[float], num_accepted: int
+) -> tuple[tuple[float, ...], float]:
+    """Chances of a request's draft tokens, and that of what came of them."""
+    probabilities, chance, added = [], 1.0, state.shift
+    for position, logit in enumerate(logits):
+        p = logistic(logit + added)
+        added = state.shift + state.late
+        probabilities.append(p)
+        chance *= max(p if position < num_accepted else 1.0 - p, _LEAST)
+    return tuple(probabilities), chance

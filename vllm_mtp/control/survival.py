@@ -274,14 +274,20 @@ class SurvivalModel:
 
     # -- learning -----------------------------------------------------------------
 
-    def observe(self, outcomes: Sequence[RequestOutcome]) -> float:
-        """Learn from the requests of a step.
+    def observe(self, outcomes: Sequence[RequestOutcome], num_steps: int = 1) -> float:
+        """Learn from the requests of a step, or of a few steps together.
+
+        Args:
+            outcomes: Of requests with drafts. Of a request several, the earlier first,
+                if there are several steps.
+            num_steps: As many have passed.
 
         Returns:
             How far acceptance has just jumped, log-odds; 0 if it has not.
         """
-        self.wait()
-        groups = self._group(self._some(outcomes))
+        self.wait(num_steps)
+        limit = num_steps * self.options.max_outcomes
+        groups = self._group(self._some(outcomes, limit))
         if not groups:
             return 0.0
         self._note_confidences(groups)
@@ -302,14 +308,16 @@ class SurvivalModel:
             self._update_requests(members, evidence[key], moved)
         return self.drift - before if alarm else 0.0
 
-    def wait(self) -> None:
-        """A step has passed that tells nothing: acceptance may have drifted."""
-        variance = 1.0 / self.drift_precision + self.options.drift_variance
+    def wait(self, num_steps: int = 1) -> None:
+        """Steps have passed that tell nothing: acceptance may have drifted."""
+        drifted = num_steps * self.options.drift_variance
+        variance = 1.0 / self.drift_precision + drifted
         self.drift_precision = 1.0 / variance
 
-    def _some(self, outcomes: Sequence[RequestOutcome]) -> Sequence[RequestOutcome]:
+    def _some(
+        self, outcomes: Sequence[RequestOutcome], limit: int
+    ) -> Sequence[RequestOutcome]:
         """All outcomes of a small batch, each time others of a large one."""
-        limit = self.options.max_outcomes
         if len(outcomes) <= limit:
             return outcomes
         self._next_outcome = (self._next_outcome + limit) % len(outcomes)

@@ -5,7 +5,8 @@ pass begins; from then on to the end of the pass it does not change whether logi
 of the draft vocabulary.
 """
 
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,8 +48,8 @@ class VocabularyDrafting:
         self._config = vllm_config
         self._device = device
         self._heads: dict[int, DraftHead | None] = {}
-        self._committed: list[torch.Tensor] = []
-        """Of steps that are not counted yet."""
+        self._committed: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        """Of steps that are not counted yet, see `observe`."""
         self._knows_all_heads = True
         self._largest_tp_size = 1
         self._policy: VocabularyPolicy | None = None
@@ -147,18 +148,20 @@ class VocabularyDrafting:
         self,
         # [num_requests, max_sampled], -1 where there is none
         token_ids: torch.Tensor,
+        # [num_requests or more]: of each request so many count, the others may be
+        # anything; None where all do that are not -1
+        num_sampled: torch.Tensor | None = None,
     ) -> None:
         """A step has committed these tokens; counted a few steps at a time."""
         if self.vocabulary is None:
             return
-        self._committed.append(token_ids)
+        self._committed.append((token_ids, num_sampled))
         if len(self._committed) == _STEPS_COUNTED_AT_ONCE:
             self._count(self.vocabulary)
 
     def _count(self, vocabulary: DraftVocabulary) -> None:
         if self._committed:
-            flat = [token_ids.flatten() for token_ids in self._committed]
-            vocabulary.observe(torch.cat(flat))
+            vocabulary.observe(committed_tokens(self._committed))
             self._committed.clear()
 
     def expect_requests(self, requests: Collection[Any]) -> None:
@@ -246,6 +249,31 @@ class VocabularyDrafting:
             may_resize=own.draft_vocab_size is None
             and not self._config.use_v2_model_runner,
         )
+
+
+def committed_tokens(
+    steps: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+) -> torch.Tensor:
+    """``[num_tokens]``: what steps have committed, and -1.
+
+    On a GPU small operations take the host's time, so steps of one shape are done at
+    once.
+
+    Args:
+        steps: Of each the arguments of `VocabularyDrafting.observe`.
+    """
+    flat = [token_ids.flatten() for token_ids, counts in steps if counts is None]
+    alike = defaultdict(list)
+    for token_ids, counts in steps:
+        if counts is not None:
+            alike[token_ids.shape].append((token_ids, counts[: len(token_ids)]))
+    for (_, max_sampled), members in alike.items():
+        # [steps, num_requests, max_sampled] and [steps, num_requests]
+        token_ids, counts = map(torch.stack, zip(*members, strict=True))
+        places = torch.arange(max_sampled, device=token_ids.device)
+        none = places >= counts[..., None]
+        flat.append(token_ids.masked_fill(none, -1).flatten())
+    return torch.cat(flat)
 
 
 def end_token_ids(vllm_config: Any) -> set[int]:

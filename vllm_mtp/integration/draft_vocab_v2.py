@@ -73,10 +73,7 @@ def follow_tokens(runner: Any, speculator: DraftsFromVocabulary) -> None:
     def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
         result = output, num_sampled, _ = sample(*args, **kwargs)
         if speculator.draft_vocab is not None:
-            token_ids = output.sampled_token_ids
-            places = torch.arange(token_ids.shape[1], device=token_ids.device)
-            is_sampled = places < num_sampled[: token_ids.shape[0], None]
-            speculator.draft_vocab.observe(token_ids.masked_fill(~is_sampled, -1))
+            speculator.draft_vocab.observe(output.sampled_token_ids, num_sampled)
         return result
 
     runner.execute_model = execute_model_and_tell

@@ -44,6 +44,9 @@ STATS_KEY = METHOD
 _HAND_OVER_S = 1.0
 """Between two hand-overs while requests run."""
 
+_STEPS_COUNTED_AT_ONCE = 8
+"""Code that has just run runs faster than after a pass of the target."""
+
 _REASON_OF = {
     "off": UNPROFITABLE,
     "exploit": UNPROFITABLE,
@@ -92,7 +95,7 @@ class StepMetrics:
         """By request: first draft tokens judged and accepted."""
         self._handed_over_at_s = 0.0
         self._waiting: list[StepOutcome] = []
-        """Steps that are not counted yet, all but the last without drafts."""
+        """Steps that are not counted yet."""
 
     # -- a step is scheduled ------------------------------------------------------
 
@@ -150,7 +153,8 @@ class StepMetrics:
     def heard(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
         self._waiting.append(outcome)
-        if outcome.requests or outcome.compared or outcome.draft_depth:
+        # After a prompt the batch is another one, of which estimates will be then.
+        if outcome.num_prefill_tokens or len(self._waiting) == _STEPS_COUNTED_AT_ONCE:
             self._count_waiting()
 
     def _count_waiting(self) -> None:
@@ -186,6 +190,7 @@ class StepMetrics:
 
     def ended(self, request_id: str, is_greedy: bool) -> None:
         """A request is gone."""
+        self._count_waiting()
         judged = self._first_tokens.pop(request_id, None)
         if judged is not None:
             warning = self._alarms[is_greedy].observe(*judged)
