@@ -88,8 +88,10 @@ def _sample_in_one_block() -> None:
     Which random number a token gets does not depend on its block.
     """
     from vllm.v1.worker.gpu.sample import gumbel
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
 
-    code = gumbel.gumbel_sample.__code__
-    assert 1024 in code.co_consts, "vLLM samples in blocks of another size"
-    constants = tuple(16384 if each == 1024 else each for each in code.co_consts)
-    gumbel.gumbel_sample.__code__ = code.replace(co_consts=constants)
+    for function in (gumbel.gumbel_sample, rejection_sampler_utils.rejection_sample):
+        code = function.__code__
+        assert 1024 in code.co_consts, "vLLM samples in blocks of another size"
+        constants = tuple(16384 if each == 1024 else each for each in code.co_consts)
+        function.__code__ = code.replace(co_consts=constants)
