@@ -72,7 +72,8 @@ def interrupt_after_the_first_rounds(folder: Path) -> int:
             assert process.poll() is None, process.stderr and process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        engines = children(process.pid)
+        # All are forked from a process that has imported vLLM.
+        engines = [pid for each in children(process.pid) for pid in children(each)]
         assert len(engines) == len(CONTENDERS)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -1,9 +1,8 @@
 """One engine of the grid benchmark, in a process of its own that is told what to do.
 
-``python -m vllm_mtp.integration.bench_engine`` reads one JSON object a line from
-standard input and answers each with one on standard output; what vLLM prints goes to
-standard error. It ends on ``stop``, and when its input ends, so that no engine
-outlives a benchmark that was killed::
+``obey`` receives commands through a pipe and answers each; what vLLM prints goes to
+standard error. It returns on ``stop``, and when the other end is closed, so that no
+engine outlives a benchmark that was killed::
 
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
     {"command": "tokenize", "texts": [...]}
@@ -21,16 +20,16 @@ is asked of it is what a server asks: new tokens after every step, no text.
 """
 
 import gc
-import json
 import os
 import resource
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any, TextIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from vllm import EngineArgs, SamplingParams
@@ -298,15 +297,6 @@ def _memory() -> dict[str, int]:
     return {"peak_rss_bytes": 1024 * peak_kib}
 
 
-@contextmanager
-def _protocol_output() -> Iterator[TextIO]:
-    """Standard output for answers alone; whatever else prints lands in the log."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with answers:
-        yield answers
-
-
 def _answers(commands: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     engine: BenchEngine | None = None
     for arguments in commands:
@@ -322,18 +312,23 @@ def _answers(commands: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield getattr(engine, command)(**arguments)
 
 
-def main() -> None:
-    """Obey until told to stop."""
-    with _protocol_output() as output:
-        try:
-            for answer in _answers(map(json.loads, iter(sys.stdin.readline, ""))):
-                print(json.dumps(answer), file=output, flush=True)
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer), file=output, flush=True)
-            sys.exit(1)
+def _received(connection: Connection) -> Iterator[dict[str, Any]]:
+    with suppress(EOFError, ConnectionError):
+        while True:
+            yield connection.recv()
 
 
-if __name__ == "__main__":
-    main()
+def obey(connection: Connection) -> None:
+    """Obey until told to stop, or until nobody is left who could tell.
+
+    Args:
+        connection: Commands and answers are dictionaries.
+    """
+    try:
+        for answer in _answers(_received(connection)):
+            connection.send(answer)
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(OSError):
+            connection.send({"error": f"{type(error).__name__}: {error}"})
+        sys.exit(1)

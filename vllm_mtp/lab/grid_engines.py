@@ -1,16 +1,12 @@
-"""The engines of the grid benchmark: one process each, told what to do line by line.
+"""The engines of the grid benchmark: one process each, told what to do.
 
 See ``integration/bench_engine.py`` for the other end. Each process leads a session of
 its own, so Ctrl-C reaches only the benchmark, which then stops them all; an engine
-also ends by itself when its input ends.
+also ends by itself when the benchmark is gone.
 """
 
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +15,11 @@ from typing import Any, Self
 
 from vllm_mtp.lab.demo_plan import BUNDLED_MODEL, read_prompts
 from vllm_mtp.lab.demo_servers import LOG_TAIL_LINES, ServerError, find_cause
+from vllm_mtp.lab.engine_start import start_engine_process
 from vllm_mtp.lab.grid_cells import Prompts, make_prompts
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.grid_prose import PROSE
 
-MODULE = "vllm_mtp.integration.bench_engine"
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
@@ -130,16 +126,7 @@ class EngineProcess:
         """
         self.name = name
         self.log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE],
-                env=dict(environ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,
-            )
-        self._unread = b""
+        self._process, self._connection = start_engine_process(log, environ)
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Send a command without waiting.
@@ -147,11 +134,8 @@ class EngineProcess:
         Raises:
             ServerError: The process has ended.
         """
-        assert self._process.stdin is not None
-        line = json.dumps({"command": command, **arguments}) + "\n"
         try:
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
+            self._connection.send({"command": command, **arguments})
         except OSError:
             raise self._error("has ended") from None
 
@@ -161,18 +145,12 @@ class EngineProcess:
         Raises:
             ServerError: It has ended, failed, or took too long.
         """
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([descriptor], [], [], timeout_s)
-            if not ready:
+        try:
+            if not self._connection.poll(timeout_s):
                 raise self._error(f"did not answer within {timeout_s:.0f} s")
-            received = os.read(descriptor, 1 << 16)
-            if not received:
-                raise self._error("has ended")
-            self._unread += received
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+            answer: dict[str, Any] = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._error("has ended") from None
         if "error" in answer:
             raise self._error(f"failed with {answer['error']}")
         return answer
@@ -190,20 +168,24 @@ class EngineProcess:
 
     def request_stop(self) -> None:
         """Ask it to end; it may still be at work."""
-        with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def ensure_stopped(self) -> None:
         """Wait a little, then end it."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT_S)
-        with suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self._process.join(STOP_TIMEOUT_S)
+        self._signal(signal.SIGKILL)
+        self._process.join()
+        self._connection.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process and to what it has started."""
+        if self._process.pid is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+        if self._process.is_alive():  # and leads no session yet
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def _error(self, what: str) -> ServerError:
         lines = self.log.read_text(errors="replace").splitlines()

@@ -1,0 +1,84 @@
+"""Processes of engines, forked from one that has imported vLLM already.
+
+Importing vLLM takes 10 to 20 s of a core, engines of a benchmark share few cores, and
+there are eleven in a grid. The process they are forked from imports and does nothing
+else: no thread of a library runs in it, and no GPU is touched.
+"""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+MODULE = "vllm_mtp.integration.bench_engine"
+IMPORTS_LOG = "imports.log"
+"""What vLLM prints when it is imported, beside the logs of engines."""
+
+
+def start_engine_process(
+    log: Path, environ: Mapping[str, str]
+) -> tuple[ForkServerProcess, Connection]:
+    """Start a process that obeys commands; see ``integration/bench_engine.py``.
+
+    Args:
+        log: File for what it prints.
+        environ: Its variables. What libraries read when they are imported they read
+            from the variables of the first process.
+
+    Returns:
+        The process, leader of a session of its own, and the pipe to it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([MODULE])
+    with _variables(environ), _output_to(log.parent / IMPORTS_LOG):
+        forkserver.ensure_running()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_obey, args=(theirs, log, dict(environ)))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _obey(connection: Connection, log: Path, environ: Mapping[str, str]) -> None:
+    os.setsid()
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    import_module(MODULE).obey(connection)
+
+
+@contextmanager
+def _variables(environ: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Within: what this process starts prints into a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    with path.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    try:
+        yield
+    finally:
+        for standard, saved in enumerate(before, start=1):
+            os.dup2(saved, standard)
+            os.close(saved)
