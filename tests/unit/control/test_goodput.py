@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -606,3 +606,25 @@ def test_it_looks_less_often_where_drafting_is_far_from_paying(
     engine.run(400)
     share = statistics.fmean(known)
     assert share > 0.9 if is_far else share < 0.1
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_short_steps_are_learned_a_few_at_a_time(
+    is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What learns is what a fast GPU waits for."""
+    scale = 0.3 if is_short else 1.0
+    controller = GoodputController(K_MAX)
+    engine = SmallEngine(controller, [0.8], lambda k, d: scale * line_s(k, d)).run(400)
+    learned: list[int] = []
+    observe = controller.survival.observe
+
+    def observe_and_note(outcomes: Sequence[RequestOutcome], num_steps: int) -> float:
+        learned.append(num_steps)
+        return observe(outcomes, num_steps)
+
+    monkeypatch.setattr(controller.survival, "observe", observe_and_note)
+    engine.run(320)
+    assert 312 <= sum(learned) <= 328, "none is left out"
+    assert statistics.fmean(learned) > 4 if is_short else set(learned) == {1}
+    assert statistics.fmean(engine.depths(400)) > 2
