@@ -86,6 +86,8 @@ class Probe(NamedTuple):
     compares: bool = False
     """It drafts but verifies nothing."""
     num_steps: int = 1
+    is_close_off: bool = False
+    """K = 0, which is about as good as the plan: a trial."""
 
 
 class Probing:
@@ -186,9 +188,7 @@ class Probing:
 
     def _is_pressing(self, probe: Probe, now: Situation) -> bool:
         """Whether a trial shows what not drafting takes, which is not known well."""
-        if probe.plan.depth or probe.num_steps != _OFF_TRIAL_STEPS:
-            return False
-        return now.times.uniform(0, 0).deviation > _UNSURE_OF_OFF
+        return probe.is_close_off and now.times.uniform(0, 0).deviation > _UNSURE_OF_OFF
 
     # -- while drafting is off ----------------------------------------------------
 
@@ -310,8 +310,9 @@ class Probing:
         # that one step both drafts and verifies as the probe says.
         num_steps = 1 if now.is_off else 2
         if off is not None and not (hopeful and self._tried_off):
-            is_close = off.goodput >= _OFF_CLOSE * now.plan.goodput
-            return Probe(off, num_steps=_OFF_TRIAL_STEPS if is_close else num_steps)
+            if off.goodput >= _OFF_CLOSE * now.plan.goodput:
+                return Probe(off, num_steps=_OFF_TRIAL_STEPS, is_close_off=True)
+            return Probe(off, num_steps=num_steps)
         if not hopeful:
             return None
         best = max(hopeful, key=lambda p: self._promise_for_price(p, now))
