@@ -246,5 +246,10 @@ def grid(
         run_grid_bench(options, Console())
 
 
-for command in (bench_small.crossing, bench_small.off, bench_small.drafting):
+for command in (
+    bench_small.crossing,
+    bench_small.off,
+    bench_small.host,
+    bench_small.drafting,
+):
     app.command()(command)

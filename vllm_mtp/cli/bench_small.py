@@ -82,6 +82,42 @@ def off(
         run_off_bench(options, Console())
 
 
+def host(
+    model: ModelOption = None,
+    draft_length: Annotated[
+        int, typer.Option(help="K of vLLM's own mtp, and the bound of mtp_plus.")
+    ] = 5,
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, comma-separated.")
+    ] = "1,32",
+    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 256,
+    dtype: DtypeOption = "float32",
+    repeats: Annotated[int, typer.Option(help="Timed rounds of each engine.")] = 5,
+    output: Annotated[Path, typer.Option(help="Folder for host-<hardware>.json.")] = (
+        Path()
+    ),
+) -> None:
+    """Measure the CPU time by which scheduling may keep a fast GPU waiting."""
+    from vllm_mtp.lab.demo_servers import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
+        from rich.console import Console
+
+        from vllm_mtp.lab.grid_options import parse_list
+        from vllm_mtp.lab.host_bench import HostOptions, run_host_bench
+
+        options = HostOptions(
+            model=model,
+            draft_length=draft_length,
+            concurrencies=parse_list("concurrency", concurrency, int),
+            request_tokens=request_tokens,
+            dtype=dtype,
+            num_repeats=repeats,
+            output=output,
+        )
+        run_host_bench(options, Console())
+
+
 def drafting(
     model: ModelOption = None,
     draft_length: Annotated[int, typer.Option(help="K of every contender.")] = (

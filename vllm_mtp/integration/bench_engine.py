@@ -41,7 +41,7 @@ from vllm.v1.sample import rejection_sampler
 
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
-from vllm_mtp.integration.bench_split import timed_parts
+from vllm_mtp.integration.bench_split import timed_host, timed_parts
 from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.step_metrics import StepMetrics
 
@@ -126,6 +126,7 @@ class BenchEngine:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         is_split: bool = False,
+        is_host: bool = False,
     ) -> dict[str, Any]:
         """Take a round's requests; nothing runs yet.
 
@@ -135,6 +136,7 @@ class BenchEngine:
             concurrency: requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
             is_split: also time the parts of a step, which costs a little.
+            is_host: also take the CPU time of the thread that does it all.
         """
         _share_one_core()
         gc.collect()
@@ -144,6 +146,9 @@ class BenchEngine:
             self._round.parts = self._timers.enter_context(
                 timed_parts(self._runner, self._counters())
             )
+        if is_host:
+            core = self.engine.engine_core.engine_core
+            self._round.parts = self._timers.enter_context(timed_host(core))
         return {}
 
     def step(self, seconds: float = 0.0) -> dict[str, Any]:

@@ -1,18 +1,22 @@
-"""Where the time of a step goes: the runner's methods wrapped with timers, for a while.
+"""Where the time of a step goes: methods wrapped with timers, for a while.
 
-For the warm-ups of the grid benchmark only: the ratios are measured without it. Model
-Runner V1 of the engine's own process; with the other runner there is no split.
+`timed_parts` is for the warm-ups of the grid benchmark only: the ratios are measured
+without it. Model Runner V1 of the engine's own process; with the other runner there is
+no split. `timed_host` is for `vllm-mtp bench host`, with any runner.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 VERIFY, DRAFT, METRICS = "verify", "draft", "metrics"
+SCHEDULE, UPDATE, WORKER = "schedule", "update", "worker"
+HOST_PARTS = (SCHEDULE, UPDATE, WORKER)
 
 
 @dataclass
@@ -43,32 +47,73 @@ def timed_parts(
         yield None
         return
     parts = Parts()
+    with _wrapping(partial(_timed, parts=parts)) as wrap:
+        # The target's pass, its head, and (rejection) sampling.
+        wrap(runner, "_model_forward", VERIFY)
+        wrap(runner.model, "compute_logits", VERIFY)
+        wrap(runner, "_sample", VERIFY)
+        if getattr(runner, "drafter", None) is not None:
+            wrap(runner.drafter, "propose", DRAFT)
+        for counter, names in counters:
+            parts.seconds[METRICS] = 0.0
+            for name in names:
+                wrap(counter, name, METRICS)
+        yield parts
+
+
+@contextmanager
+def timed_host(core: Any) -> Iterator[Parts]:
+    """Sum the CPU time of the thread that schedules, learns and feeds the device.
+
+    Args:
+        core: vLLM's ``EngineCore``, its worker in the same process. On a CPU the
+            worker's part is the model's arithmetic.
+
+    Yields:
+        Seconds by `HOST_PARTS`. Nothing waits for a device.
+    """
+    parts = Parts(dict.fromkeys(HOST_PARTS, 0.0))
+    with _wrapping(partial(_timed_on_the_cpu, parts=parts)) as wrap:
+        wrap(core.scheduler, "schedule", SCHEDULE)
+        wrap(core.scheduler, "update_from_output", UPDATE)
+        wrap(core.model_executor, "execute_model", WORKER)
+        wrap(core.model_executor, "sample_tokens", WORKER)
+        yield parts
+
+
+@contextmanager
+def _wrapping(timed: Callable[..., Any]) -> Iterator[Callable[[Any, str, str], None]]:
+    """Wraps methods of instances, and takes the wrappers off in the end."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
 
     def wrap(owner: Any, name: str, part: str) -> None:
         own = vars(owner)
         # Our plugin wraps methods of instances, too: those wrappers must come back.
         replaced.append((own, name, own.get(name)))
-        own[name] = _timed(getattr(owner, name), parts, part)
+        own[name] = timed(getattr(owner, name), part=part)
 
-    # The target's pass, its head, and (rejection) sampling.
-    wrap(runner, "_model_forward", VERIFY)
-    wrap(runner.model, "compute_logits", VERIFY)
-    wrap(runner, "_sample", VERIFY)
-    if getattr(runner, "drafter", None) is not None:
-        wrap(runner.drafter, "propose", DRAFT)
-    for counter, names in counters:
-        parts.seconds[METRICS] = 0.0
-        for name in names:
-            wrap(counter, name, METRICS)
     try:
-        yield parts
+        yield wrap
     finally:
         for own, name, before in replaced:
             if before is None:
                 del own[name]
             else:
                 own[name] = before
+
+
+def _timed_on_the_cpu(
+    method: Callable[..., Any], parts: Parts, part: str
+) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            if parts.is_counting:
+                parts.seconds[part] += time.thread_time() - start
+
+    return timed
 
 
 def _timed(method: Callable[..., Any], parts: Parts, part: str) -> Callable[..., Any]:

@@ -235,6 +235,7 @@ class EngineGroup:
         concurrency: int,
         is_split: bool = False,
         turn_s: float = TURN_S,
+        is_host: bool = False,
     ) -> dict[str, dict[str, Any]]:
         """A round of several engines at once, in turns of a few steps.
 
@@ -244,13 +245,18 @@ class EngineGroup:
             concurrency: Requests at a time.
             is_split: Also time the parts of a step.
             turn_s: Seconds of a turn.
+            is_host: Also take the CPU time of the engine's thread.
 
         Returns:
             What each engine counted, by name.
         """
         for name in names:
             self.engines[name].ask(
-                "begin", waves=waves, concurrency=concurrency, is_split=is_split
+                "begin",
+                waves=waves,
+                concurrency=concurrency,
+                is_split=is_split,
+                is_host=is_host,
             )
         seconds = dict.fromkeys(names, 0.0)
         while seconds:

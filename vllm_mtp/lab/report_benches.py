@@ -17,6 +17,7 @@ from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.drafting_bench import BASELINE, print_drafting
 from vllm_mtp.lab.grid_options import PLUS
 from vllm_mtp.lab.grid_report import print_report as print_grid
+from vllm_mtp.lab.host_bench import print_host
 from vllm_mtp.lab.off_bench import print_off
 from vllm_mtp.lab.report_page import Body, Cell, PageTable, Picture, Tone
 from vllm_mtp.lab.report_plots import draw_coverage, draw_spreads
@@ -155,6 +156,25 @@ def render_off(result: Result) -> Body:
         lambda: draw_spreads(spreads, OF_NONE, 1.0),
     )
     return _body(result, print_off, summary, tone, picture)
+
+
+def render_host(result: Result) -> Body:
+    """What scheduling takes the thread that feeds the device."""
+    spreads = {
+        f"{name}, {concurrency} at a time": cell[name]["over_mtp_us"]
+        for concurrency, cell in result["cells"].items()
+        for name in (NO_SPECULATION, METHOD)
+    }
+    beyond = ", ".join(
+        f"{cell[METHOD]['over_mtp_us']['median']:+.0f} us ({concurrency} at a time)"
+        for concurrency, cell in result["cells"].items()
+    )
+    summary = f"CPU time of scheduling in a step, beyond that of vLLM's mtp: {beyond}."
+    picture = Picture(
+        "Every repeat.",
+        lambda: draw_spreads(spreads, "microseconds beyond vLLM's mtp", 0.0),
+    )
+    return _body(result, print_host, summary, "", picture)
 
 
 def render_drafting(result: Result) -> Body:

@@ -7,6 +7,7 @@ from vllm_mtp.lab.report_benches import (
     render_crossing,
     render_drafting,
     render_grid,
+    render_host,
     render_off,
     render_replay,
     render_rollback,
@@ -123,6 +124,13 @@ KINDS = {
         "What mtp_plus costs while it does not draft: K pinned to 0 by every request, "
         "beside two engines without speculation.",
         _alone(render_off),
+    ),
+    "host": Kind(
+        "Host time",
+        "bench host",
+        "What scheduling takes the thread that feeds the device, without speculation, "
+        "with vLLM's mtp and with mtp_plus.",
+        _alone(render_host),
     ),
     "replay": Kind(
         "Controller",

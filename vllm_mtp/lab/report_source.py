@@ -30,6 +30,7 @@ KEYS: dict[str, frozenset[str]] = {
     "crossing": frozenset({"contenders", "identical_texts", "options"}),
     "drafting": frozenset({"cells", "contenders", "identical_texts", "options"}),
     "off": frozenset({"cells", "identical_texts", "options"}),
+    "host": frozenset({"cells", "parts", "options"}),
     "replay": frozenset({"runs", "costs", "targets"}),
     "vocab build": frozenset({"vocab_size", "token_ids", "counts", "num_counted"}),
     "vocab compare": frozenset({"rounds", "in_domain", "other_domain", "num_rows"}),

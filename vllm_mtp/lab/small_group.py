@@ -132,6 +132,7 @@ def play_repeats(
     concurrency: int,
     num_repeats: int,
     console: Console,
+    is_host: bool = False,
 ) -> list[dict[str, dict[str, Any]]]:
     """Rounds of all engines together, each begun by another one.
 
@@ -141,6 +142,7 @@ def play_repeats(
         concurrency: Requests at a time.
         num_repeats: Timed rounds.
         console: Told how far it is.
+        is_host: Also take the CPU time of the engines' threads.
 
     Returns:
         For each timed round what each engine counted, by name.
@@ -154,5 +156,5 @@ def play_repeats(
         console.print(f"repeat {repeat + 1}/{num_repeats}", highlight=False)
         shift = repeat % len(names)
         in_turn = [*names[shift:], *names[:shift]]
-        rounds.append(group.play_together(in_turn, waves, concurrency))
+        rounds.append(group.play_together(in_turn, waves, concurrency, is_host=is_host))
     return rounds

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.unit.lab.grid_records import tiny_options, write_journal
+from tests.unit.lab.host_rounds import host_round
 from vllm_mtp.config import METHOD
 from vllm_mtp.lab.compare import CompareOptions, compare
 from vllm_mtp.lab.demo import DemoResult, result_as_json
@@ -19,6 +20,7 @@ from vllm_mtp.lab.drafting_bench import DraftingOptions, summarise_drafting
 from vllm_mtp.lab.eval_file import EvalFile, PromptRecord
 from vllm_mtp.lab.grid_journal import Journal
 from vllm_mtp.lab.grid_summary import summarise as summarise_grid
+from vllm_mtp.lab.host_bench import HostOptions, summarise_host
 from vllm_mtp.lab.plan import PlanOptions, make_plan
 from vllm_mtp.lab.plan_report import as_json
 from vllm_mtp.lab.provenance import collect_provenance
@@ -224,12 +226,19 @@ def _vocab_compare(folder: Path) -> Mapping[str, Any]:
     return summarise_vocabulary(lengths, 1024, options)
 
 
+def _host() -> Any:
+    """Two repeats of two batches."""
+    rounds = [host_round(0.0125), host_round(0.0125)]
+    return summarise_host(HostOptions(), {1: rounds, 16: rounds})
+
+
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "eval": _eval,
     "compare": _compare,
     "plan": _plan,
     "doctor": _doctor,
     "verify": _verify,
+    "host": _host,
     "demo": _demo,
     "vocab build": _vocab_build,
 }
