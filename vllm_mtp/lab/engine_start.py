@@ -1,8 +1,9 @@
 """Processes of engines, forked from one that has imported vLLM already.
 
-Importing vLLM takes 10 to 20 s of a core, engines of a benchmark share few cores, and
+Importing vLLM takes 10 to 20 s of a core, engines of a benchmark on CPUs share few, and
 there are eleven in a grid. The process they are forked from imports and does nothing
-else: no thread of a library runs in it, and no GPU is touched.
+else: no thread of a library runs in it. Machines with a GPU have more cores, and drivers
+that had better not be forked: there each process imports for itself.
 """
 
 import multiprocessing
@@ -11,10 +12,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from vllm_mtp.lab.provenance import gpu_names
 
 MODULE = "vllm_mtp.integration.bench_engine"
 IMPORTS_LOG = "imports.log"
@@ -23,7 +26,7 @@ IMPORTS_LOG = "imports.log"
 
 def start_engine_process(
     log: Path, environ: Mapping[str, str]
-) -> tuple[ForkServerProcess, Connection]:
+) -> tuple[BaseProcess, Connection]:
     """Start a process that obeys commands; see ``integration/bench_engine.py``.
 
     Args:
@@ -34,13 +37,16 @@ def start_engine_process(
     Returns:
         The process, leader of a session of its own, and the pipe to it.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([MODULE])
-    with _variables(environ), _output_to(log.parent / IMPORTS_LOG):
-        forkserver.ensure_running()
+    context: ForkServerContext | SpawnContext
+    if gpu_names():
+        context = multiprocessing.get_context("spawn")
+    else:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([MODULE])
     ours, theirs = context.Pipe()
     process = context.Process(target=_obey, args=(theirs, log, dict(environ)))
-    process.start()
+    with _variables(environ), _output_to(log.parent / IMPORTS_LOG):
+        process.start()
     theirs.close()
     return process, ours
 
