@@ -9,6 +9,7 @@ that had better not be forked: there each process imports for itself.
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -37,6 +38,8 @@ def start_engine_process(
     Returns:
         The process, leader of a session of its own, and the pipe to it.
     """
+    # What multiprocessing keeps on disk must outlive the folder of these engines.
+    tempfile.gettempdir()
     context: ForkServerContext | SpawnContext
     if gpu_names():
         context = multiprocessing.get_context("spawn")
@@ -58,6 +61,8 @@ def _obey(connection: Connection, log: Path, environ: Mapping[str, str]) -> None
         os.dup2(output.fileno(), 2)
     os.environ.clear()
     os.environ.update(environ)
+    # Known since the imports; engines of a later group have a folder of their own.
+    tempfile.tempdir = None
     import_module(MODULE).obey(connection)
 
 
