@@ -175,7 +175,7 @@ class _Session:
                 )
 
     def _start(self) -> None:
-        """All at once; each takes a while to import vLLM."""
+        """All at once; each takes a while."""
         options = self.options
         size = EngineSize(
             self.model,

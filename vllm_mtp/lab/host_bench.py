@@ -18,6 +18,7 @@ Result (JSON)::
     options, provenance
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -86,8 +87,8 @@ class HostOptions:
         ):
             if not least <= value <= most:
                 refuse(name, value, f"a number from {least} to {most}")
-        if not self.output.is_dir():
-            refuse("output", str(self.output), "a folder that exists")
+        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
+            refuse("output", str(self.output), "a folder that exists and is writable")
 
     @property
     def contenders(self) -> dict[str, dict[str, Any] | None]:
