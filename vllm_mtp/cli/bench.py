@@ -210,10 +210,10 @@ def grid(
 ) -> None:
     """Compare mtp_plus with no speculation and with every fixed draft length.
 
-    Each contender is an engine in a process of its own; one works at a time, and they
-    take turns within each repeat. The cells of the grid are all combinations of
-    workload, concurrency, temperature and context. Ctrl-C stops everything; the same
-    command then continues where it was.
+    Each contender is an engine in a process of its own, and they take turns within
+    each repeat, two at a time if there are two cores. The cells of the grid are all
+    combinations of workload, concurrency, temperature and context. Ctrl-C stops
+    everything; the same command then continues where it was.
     """
     from vllm_mtp.lab.demo_servers import ServerError
 

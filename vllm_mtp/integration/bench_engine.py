@@ -10,7 +10,7 @@ engine outlives a benchmark that was killed::
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4}
     {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
-    {"command": "step", "seconds": 0.2}                     until is_done, then
+    {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
     {"command": "stop"}
@@ -74,6 +74,7 @@ class BenchEngine:
         if current_platform.is_cpu():
             mends.mend_expand_kernel()
         self.num_requests = 0
+        self._cores = os.sched_getaffinity(0)
         self._round: Round | None = None
         self._timers = ExitStack()
         # As vLLM's server does: what lives for ever need not be looked through.
@@ -138,7 +139,7 @@ class BenchEngine:
             is_split: also time the parts of a step, which costs a little.
             is_host: also take the CPU time of the thread that does it all.
         """
-        _share_one_core()
+        _share_one_core(self._cores)
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
@@ -151,9 +152,16 @@ class BenchEngine:
             self._round.parts = self._timers.enter_context(timed_host(core))
         return {}
 
-    def step(self, seconds: float = 0.0) -> dict[str, Any]:
-        """A step after a pause, and more of them as long as these seconds last."""
+    def step(self, seconds: float = 0.0, core: int | None = None) -> dict[str, Any]:
+        """A step after a pause, and more of them as long as these seconds last.
+
+        Args:
+            seconds: how long to go on after the first step.
+            core: where to run; None: where it is.
+        """
         assert self._round is not None, "step before begin"
+        if core is not None:
+            os.sched_setaffinity(0, {core})
         is_done = not self._round.step(after_pause=True)
         end_s = self._round.clock.seconds + seconds
         while not is_done and self._round.clock.seconds < end_s:
@@ -284,16 +292,17 @@ def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
     return [(token_id, entry.logprob) for token_id, entry in position.items()]
 
 
-def _share_one_core() -> None:
+def _share_one_core(cores: set[int]) -> None:
     """Run on the core that all engines of a benchmark share, if they compute on one.
 
     A process tends to stay on the core where it is, and the cores of a virtual machine
     have different neighbours: one may be a third slower than the other for a second or
     for minutes, which would be taken for the contender's own speed.
     Only for rounds: who asks for texts alone may have others at work on this machine.
+    In turns an engine is told its cores (``lab/grid_turns.py``).
     """
     if current_platform.is_cpu() and torch.get_num_threads() == 1:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, {max(cores)})
 
 
 def _memory() -> dict[str, int]:

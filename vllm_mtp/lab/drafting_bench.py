@@ -6,7 +6,7 @@ with a part of it, with weights in 8 bits as well, and with all that is the defa
 that and, on a CPU, a target's head that is screened. The last one is `mtp_plus` as it
 is served, told nothing but that number: it may draft less and verify only what it is
 sure of. Where requests are sampled, vLLM drafts greedily or draws with the temperature
-alone. All serve the same requests in short turns (`grid_engines`); every round has
+alone. All serve the same requests in short turns (`grid_turns`); every round has
 other prompts, so what a draft vocabulary has learnt is not what is asked next.
 
 Result (JSON)::
@@ -37,9 +37,10 @@ from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
-from vllm_mtp.lab.grid_engines import TURN_S, EngineGroup
+from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import DTYPES, refuse
 from vllm_mtp.lab.grid_summary import sums_by_position
+from vllm_mtp.lab.grid_turns import TURN_S
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
 from vllm_mtp.lab.spread import Spread

@@ -2,8 +2,9 @@
 
 No speculation is there twice, to tell what only the machine does.
 
-Every contender is an engine in a process of its own, and all stay alive; one works at
-a time. In each cell of the grid (workload x concurrency x temperature x context)
+Every contender is an engine in a process of its own, and all stay alive; on a CPU with
+more than one core two work at a time, else one (``grid_turns.py``). In each cell of the
+grid (workload x concurrency x temperature x context)
 
 1. a short round without speculation tells how many tokens a request must generate for
    a round to take the wished time; all contenders then generate the same number,
@@ -12,12 +13,12 @@ a time. In each cell of the grid (workload x concurrency x temperature x context
    hopelessly behind here is measured no further,
 3. `mtp_plus` serves the same load untimed until its controller has settled, as on a
    server that has been up for half a minute (what settling costs: trace lab),
-4. in every repeat all contenders do one round together: in turns of a fifth of a
-   second, always the one whose clock is behind. A machine that is disturbed for longer
-   is so for all. Who begins rotates; ratios are paired within a repeat. A static K that
-   was far behind the best one in the first repeat cannot be the best of its cell and
-   is spared the others. A cell is measured again, by those whom it is about, until
-   it is clear on which side of its limits it lies (``grid_repeats.py``).
+4. in every repeat all contenders do one round together: in short turns, always those
+   whose clocks are behind. A machine that is disturbed for longer is so for all. Who
+   begins rotates; ratios are paired within a repeat. A static K that was far behind
+   the best one in the first repeat cannot be the best of its cell and is spared the
+   others. A cell is measured again, by those whom it is about, until it is clear on
+   which side of its limits it lies (``grid_repeats.py``).
 
 The controller of `mtp_plus` lives on from cell to cell, as on a server. Everything
 measured is in a journal at once (``grid_journal.py``); after an interruption the

@@ -19,17 +19,13 @@ from vllm_mtp.lab.engine_start import start_engine_process
 from vllm_mtp.lab.grid_cells import Prompts, make_prompts
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.grid_prose import PROSE
+from vllm_mtp.lab.grid_turns import TURN_S, take_turns, turn_cores
 
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 
 BLOCK_TOKENS = 32
-
-TURN_S = 0.2
-"""How long an engine works before another one's turn. Machine drift is slower. The
-first step after a pause is not timed (`bench_round`); of a model of a few megabytes,
-which the caches would hold, the next ones are slower, too."""
 
 MAX_CODE_PROMPTS = 128
 
@@ -237,7 +233,7 @@ class EngineGroup:
         turn_s: float = TURN_S,
         is_host: bool = False,
     ) -> dict[str, dict[str, Any]]:
-        """A round of several engines at once, in turns of a few steps.
+        """A round of several engines in turns of a few steps; see ``grid_turns.py``.
 
         Args:
             names: Of the engines; the first begins.
@@ -258,11 +254,6 @@ class EngineGroup:
                 is_split=is_split,
                 is_host=is_host,
             )
-        seconds = dict.fromkeys(names, 0.0)
-        while seconds:
-            behind = min(seconds, key=seconds.__getitem__)
-            answer = self.engines[behind].ask("step", seconds=turn_s)
-            seconds[behind] = answer["seconds"]
-            if answer["is_done"]:
-                del seconds[behind]
+        players = {name: self.engines[name] for name in names}
+        take_turns(players, turn_cores(), turn_s)
         return {name: self.engines[name].ask("result") for name in names}
