@@ -19,12 +19,12 @@ def test_the_host_time_of_a_round_is_that_of_its_decode_steps():
     try:
         sampling = {"temperature": 0.0, "max_tokens": 24}
         wave = [{"prompt": [5, 6, 7], "sampling": sampling}]
-        bench.begin([wave], concurrency=1, is_host=True)
+        bench.begin([wave], concurrency=1, timed="host")
         while not bench.step()["is_done"]:
             pass
         # Every step of these followed a pause, and counts for nothing.
         assert bench.result()["decode_split_seconds"]["worker"] == 0.0
-        bench.begin([wave], concurrency=1, is_host=True)
+        bench.begin([wave], concurrency=1, timed="host")
         bench.step(seconds=60.0)
         parts = bench.result()["decode_split_seconds"]
         assert 0 < parts["schedule"] < parts["worker"]

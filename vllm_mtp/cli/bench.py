@@ -222,7 +222,8 @@ def grid(
 
         from vllm_mtp.lab.grid_bench import report_only as report
         from vllm_mtp.lab.grid_bench import run_grid_bench
-        from vllm_mtp.lab.grid_options import GridOptions, parse_list
+        from vllm_mtp.lab.grid_options import GridOptions
+        from vllm_mtp.lab.option_checks import parse_list
 
         if report_only is not None:
             report(report_only, Console())

@@ -68,8 +68,8 @@ def off(
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
-        from vllm_mtp.lab.grid_options import parse_list
         from vllm_mtp.lab.off_bench import OffOptions, run_off_bench
+        from vllm_mtp.lab.option_checks import parse_list
 
         options = OffOptions(
             model=model,
@@ -103,8 +103,8 @@ def host(
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
-        from vllm_mtp.lab.grid_options import parse_list
         from vllm_mtp.lab.host_bench import HostOptions, run_host_bench
+        from vllm_mtp.lab.option_checks import parse_list
 
         options = HostOptions(
             model=model,
@@ -169,7 +169,7 @@ def drafting(
         from rich.console import Console
 
         from vllm_mtp.lab.drafting_bench import DraftingOptions, run_drafting_bench
-        from vllm_mtp.lab.grid_options import parse_list
+        from vllm_mtp.lab.option_checks import parse_list
 
         options = DraftingOptions(
             model=model,

@@ -39,7 +39,7 @@ def compare(
 
         from vllm_mtp.lab.compare import CompareOptions
         from vllm_mtp.lab.compare_report import run_compare
-        from vllm_mtp.lab.grid_options import refuse
+        from vllm_mtp.lab.option_checks import refuse
 
         outputs = {"markdown": markdown, "junit": junit, "json": output}
         for option, path in outputs.items():

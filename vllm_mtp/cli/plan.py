@@ -52,7 +52,7 @@ def plan(
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         from rich.console import Console
 
-        from vllm_mtp.lab.grid_options import parse_list, refuse
+        from vllm_mtp.lab.option_checks import parse_list, refuse
         from vllm_mtp.lab.plan import PlanOptions
         from vllm_mtp.lab.plan_inputs import (
             read_acceptance,

@@ -97,7 +97,8 @@ def record(
     with errors_to_exit_codes(ServerError, interrupted=RECORDING_STAYS):
         from rich.console import Console
 
-        from vllm_mtp.lab.grid_options import GridOptions, parse_list
+        from vllm_mtp.lab.grid_options import GridOptions
+        from vllm_mtp.lab.option_checks import parse_list
         from vllm_mtp.lab.trace_record import RecordOptions, record_trace
 
         load = GridOptions(

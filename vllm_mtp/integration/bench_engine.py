@@ -9,7 +9,7 @@ engine outlives a benchmark that was killed::
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4}
-    {"command": "begin", "waves": ..., "concurrency": ..., "is_split": true}
+    {"command": "begin", "waves": ..., "concurrency": ..., "timed": "parts"}
     {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
@@ -126,8 +126,7 @@ class BenchEngine:
         self,
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
-        is_split: bool = False,
-        is_host: bool = False,
+        timed: str | None = None,
     ) -> dict[str, Any]:
         """Take a round's requests; nothing runs yet.
 
@@ -136,18 +135,18 @@ class BenchEngine:
                 ``SamplingParams``, or ``allowed_range``: first and last token id).
             concurrency: requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
-            is_split: also time the parts of a step, which costs a little.
-            is_host: also take the CPU time of the thread that does it all.
+            timed: ``parts`` of a step, or ``host``, the CPU time of the thread that
+                does it all: also time those, which costs a little.
         """
         _share_one_core(self._cores)
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
-        if is_split:
+        if timed == "parts":
             self._round.parts = self._timers.enter_context(
                 timed_parts(self._runner, self._counters())
             )
-        if is_host:
+        elif timed == "host":
             core = self.engine.engine_core.engine_core
             self._round.parts = self._timers.enter_context(timed_host(core))
         return {}

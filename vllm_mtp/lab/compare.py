@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab.eval_file import EvalFile
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import refuse
 
 MIN_TESTED = 200
 """Positions that were tested less often say nothing and are left out."""

@@ -15,7 +15,6 @@ Result (JSON)::
     identical_texts, options, provenance
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import check_fields, check_output_folder
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -69,20 +68,15 @@ class CrossingOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits = {
+        most = {
             "draft_length": 8,
             "threshold": CONCURRENCY - 1,
             "request_tokens": MAX_LIMIT,
             "num_waves": MAX_LIMIT,
             "num_repeats": MAX_LIMIT,
         }
-        for name, limit in limits.items():
-            value = getattr(self, name)
-            if not 1 <= value <= limit:
-                field = name.removeprefix("num_").replace("_", "-")
-                refuse(field, value, f"a number from 1 to {limit}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_fields(self, {name: (1, limit) for name, limit in most.items()})
+        check_output_folder(self.output)
 
     @property
     def contenders(self) -> dict[str, dict[str, Any] | None]:

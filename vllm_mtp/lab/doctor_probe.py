@@ -187,7 +187,7 @@ def _play(
         "extra_args": {FLAT_KEY: draft_length},
     }
     wave = [{"prompt": list(prompt), "sampling": sampling} for prompt in prompts]
-    engine.ask("begin", waves=[wave], concurrency=len(prompts), is_split=True)
+    engine.ask("begin", waves=[wave], concurrency=len(prompts), timed="parts")
     while not engine.ask("step", seconds=WITHOUT_PAUSE_S)["is_done"]:
         pass
     return engine.ask("result")

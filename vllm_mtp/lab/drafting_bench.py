@@ -21,7 +21,6 @@ Result (JSON)::
     options, provenance
 """
 
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,9 +37,16 @@ from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
-from vllm_mtp.lab.grid_options import DTYPES, refuse
+from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.grid_summary import sums_by_position
 from vllm_mtp.lab.grid_turns import TURN_S
+from vllm_mtp.lab.option_checks import (
+    check_fields,
+    check_name,
+    check_numbers,
+    check_output_folder,
+    refuse,
+)
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -108,29 +114,22 @@ class DraftingOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits: dict[str, tuple[float, float]] = {
-            "draft_length": (1, 8),
-            "temperature": (0, MAX_TEMPERATURE),
-            "request_tokens": (2, MAX_REQUEST_TOKENS),
-            "num_warm_ups": (0, MAX_ROUNDS),
-            "num_repeats": (1, MAX_ROUNDS),
-            "turn_seconds": (MIN_TURN_S, MAX_TURN_S),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                field = name.removeprefix("num_").replace("_", "-")
-                refuse(field, value, f"a number from {low:g} to {high:g}")
+        check_fields(
+            self,
+            {
+                "draft_length": (1, 8),
+                "temperature": (0, MAX_TEMPERATURE),
+                "request_tokens": (2, MAX_REQUEST_TOKENS),
+                "num_warm_ups": (0, MAX_ROUNDS),
+                "num_repeats": (1, MAX_ROUNDS),
+                "turn_seconds": (MIN_TURN_S, MAX_TURN_S),
+            },
+        )
         if not 0 < self.top_p <= 1:
             refuse("top-p", self.top_p, "a number above 0, at most 1")
-        if self.dtype not in DTYPES:
-            refuse("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        for value in self.concurrencies:
-            if not 1 <= value <= MAX_CONCURRENCY:
-                allowed = f"numbers from 1 to {MAX_CONCURRENCY}"
-                refuse("concurrency", value, allowed)
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_name("dtype", self.dtype, DTYPES)
+        check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        check_output_folder(self.output)
 
     @property
     def is_exact(self) -> bool:

@@ -6,6 +6,7 @@ else: no thread of a library runs in it. Machines with a GPU have more cores, an
 drivers that had better not be forked: there each process imports for itself.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -63,7 +64,11 @@ def _obey(connection: Connection, log: Path, environ: Mapping[str, str]) -> None
     os.environ.update(environ)
     # Known since the imports; engines of a later group have a folder of their own.
     tempfile.tempdir = None
-    import_module(MODULE).obey(connection)
+    bench_engine = import_module(MODULE)
+    # An engine that starts collects garbage six times, each 0.6 s on a slow core if it
+    # goes through all that the imports left.
+    gc.freeze()
+    bench_engine.obey(connection)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from vllm_mtp.lab.eval_journal import EvalJournal
 from vllm_mtp.lab.eval_prompts import EvalPrompt, fingerprint_of, load_prompts
 from vllm_mtp.lab.eval_records import record_of
 from vllm_mtp.lab.eval_report import print_eval
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import check_fields, refuse
 from vllm_mtp.lab.provenance import collect_provenance, replacing
 from vllm_mtp.lab.small_group import EngineSize
 from vllm_mtp.request_options import AUTO
@@ -79,20 +79,18 @@ class EvalOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits: dict[str, tuple[float, float]] = {
-            "num_prompts": (1, 10**6),
-            "draft_length": (1, 16),
-            "temperature": (0, 2),
-            "max_tokens": (1, 10**5),
-            "concurrency": (1, MAX_CONCURRENCY),
-            "max_model_len": (16, 10**7),
-        }
-        names = {"draft_length": "k"}
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                option = names.get(name, name.replace("_", "-"))
-                refuse(option, value, f"a number from {low:g} to {high:g}")
+        check_fields(
+            self,
+            {
+                "num_prompts": (1, 10**6),
+                "draft_length": (1, 16),
+                "temperature": (0, 2),
+                "max_tokens": (1, 10**5),
+                "concurrency": (1, MAX_CONCURRENCY),
+                "max_model_len": (16, 10**7),
+            },
+            names={"draft_length": "k", "num_prompts": "num-prompts"},
+        )
         if not self.output.parent.is_dir():
             refuse("output", str(self.output), "a file in a folder that exists")
         if self.output.exists():

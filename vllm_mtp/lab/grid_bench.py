@@ -232,7 +232,7 @@ class _Session:
                 continue
             self.progress.show(f"{cell.name}: warm-up of {', '.join(names)}")
             together = self.group.play_together(
-                names, waves, cell.concurrency, is_split=True
+                names, waves, cell.concurrency, timed="parts"
             )
             for name, figures in together.items():
                 self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.grid_options import GridOptions, refuse
+from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.option_checks import refuse
 
 PROMPT_TOKENS = 65
 """Of every request, after the context that all share."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from vllm_mtp.lab.demo_plan import BUNDLED_MODEL, read_prompts
 from vllm_mtp.lab.demo_servers import LOG_TAIL_LINES, ServerError, find_cause
@@ -20,6 +20,10 @@ from vllm_mtp.lab.grid_cells import Prompts, make_prompts
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.grid_prose import PROSE
 from vllm_mtp.lab.grid_turns import TURN_S, take_turns, turn_cores
+
+Timed = Literal["parts", "host"]
+"""Parts of a step, or the CPU time of the thread that does it all: what an engine can
+time apart in a round. It costs a little."""
 
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
@@ -229,9 +233,8 @@ class EngineGroup:
         names: Sequence[str],
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
-        is_split: bool = False,
+        timed: Timed | None = None,
         turn_s: float = TURN_S,
-        is_host: bool = False,
     ) -> dict[str, dict[str, Any]]:
         """A round of several engines in turns of a few steps; see ``grid_turns.py``.
 
@@ -239,20 +242,15 @@ class EngineGroup:
             names: Of the engines; the first begins.
             waves: Requests, see ``integration/bench_engine.py``.
             concurrency: Requests at a time.
-            is_split: Also time the parts of a step.
+            timed: What of a step to time apart.
             turn_s: Seconds of a turn.
-            is_host: Also take the CPU time of the engine's thread.
 
         Returns:
             What each engine counted, by name.
         """
         for name in names:
             self.engines[name].ask(
-                "begin",
-                waves=waves,
-                concurrency=concurrency,
-                is_split=is_split,
-                is_host=is_host,
+                "begin", waves=waves, concurrency=concurrency, timed=timed
             )
         players = {name: self.engines[name] for name in names}
         take_turns(players, turn_cores(), turn_s)

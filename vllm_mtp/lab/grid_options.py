@@ -1,13 +1,18 @@
 """What ``vllm-mtp bench grid`` measures: the options, their limits, the contenders."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple
 
-from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
+from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
+from vllm_mtp.lab.option_checks import (
+    check_fields,
+    check_name,
+    check_names,
+    check_numbers,
+    check_output_folder,
+)
 
 WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",
@@ -27,7 +32,6 @@ MAX_ROUND_SECONDS = 600.0
 MAX_CONTEXT_TOKENS = 1_000_000
 
 PLUS = METHOD
-Value = TypeVar("Value", str, int, float)
 
 
 class Contender(NamedTuple):
@@ -84,23 +88,25 @@ class GridOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        _check_names("workload", self.workloads, tuple(WORKLOADS))
-        _check_names("context", self.contexts, CONTEXTS)
-        _check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
-        _check_numbers("temperature", self.temperatures, (0.0, MAX_TEMPERATURE))
-        _check_numbers(
-            "draft-lengths", self.draft_lengths, (1, MAX_STATIC_DRAFT_LENGTH)
+        check_names("workload", self.workloads, tuple(WORKLOADS))
+        check_names("context", self.contexts, CONTEXTS)
+        check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        check_numbers("temperature", self.temperatures, (0.0, MAX_TEMPERATURE))
+        check_numbers("draft-lengths", self.draft_lengths, (1, MAX_STATIC_DRAFT_LENGTH))
+        check_fields(
+            self,
+            {
+                "num_repeats": (1, MAX_REPEATS),
+                "max_repeats": (1, MAX_REPEATS),
+                "round_seconds": (0.01, MAX_ROUND_SECONDS),
+                "settle_seconds": (0.0, MAX_ROUND_SECONDS),
+                "long_context_tokens": (64, MAX_CONTEXT_TOKENS),
+                "kv_cache_mib": (16, 1 << 20),
+            },
+            names={"long_context_tokens": "long-context"},
         )
-        _check_one("repeats", self.num_repeats, (1, MAX_REPEATS))
-        _check_one("max-repeats", self.max_repeats, (1, MAX_REPEATS))
-        _check_one("round-seconds", self.round_seconds, (0.01, MAX_ROUND_SECONDS))
-        _check_one("settle-seconds", self.settle_seconds, (0.0, MAX_ROUND_SECONDS))
-        _check_one("long-context", self.long_context_tokens, (64, MAX_CONTEXT_TOKENS))
-        _check_one("kv-cache-mib", self.kv_cache_mib, (16, 1 << 20))
-        if self.dtype not in DTYPES:
-            refuse("dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_name("dtype", self.dtype, DTYPES)
+        check_output_folder(self.output)
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
@@ -130,47 +136,3 @@ class GridOptions:
             name: list(value) if isinstance(value, tuple) else value
             for name, value in (asdict(self) | {"output": str(self.output)}).items()
         }
-
-
-def parse_list(field: str, text: str, kind: type[Value]) -> tuple[Value, ...]:
-    """A comma-separated option.
-
-    Raises:
-        ConfigError: A part is not of that kind.
-    """
-    try:
-        return tuple(kind(part.strip()) for part in text.split(","))
-    except ValueError:
-        words = "whole numbers" if kind is int else "numbers"
-        refuse(field, text, f"{words} with commas between")
-
-
-def refuse(field: str, value: object, allowed: str) -> NoReturn:
-    """Raise the sentence that the user reads."""
-    raise ConfigError(f"{field}: {value!r} is not allowed; must be {allowed}")
-
-
-def _check_names(field: str, values: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [value for value in values if value not in known]
-    if unknown or not values or len(set(values)) != len(values):
-        wrong = unknown[0] if unknown else ",".join(values)
-        refuse(field, wrong, f"of {', '.join(known)}, each once, with commas between")
-
-
-def _check_numbers(
-    field: str, values: Sequence[float], limits: tuple[float, float]
-) -> None:
-    low, high = limits
-    is_valid = all(low <= value <= high for value in values)  # refuses nan, too
-    if not values or not is_valid or len(set(values)) != len(values):
-        refuse(
-            field,
-            ",".join(f"{value:g}" for value in values),
-            f"numbers from {low:g} to {high:g}, each once, with commas between",
-        )
-
-
-def _check_one(field: str, value: float, limits: tuple[float, float]) -> None:
-    low, high = limits
-    if not low <= value <= high:
-        refuse(field, value, f"a number from {low:g} to {high:g}")

@@ -18,7 +18,6 @@ Result (JSON)::
     options, provenance
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -35,8 +34,14 @@ from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE
 from vllm_mtp.lab.grid_engines import EngineGroup
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.off_bench import MAX_CONCURRENCY, MAX_REPEATS, MAX_REQUEST_TOKENS
+from vllm_mtp.lab.option_checks import (
+    check_fields,
+    check_name,
+    check_numbers,
+    check_output_folder,
+)
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -76,19 +81,17 @@ class HostOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        for value in self.concurrencies:
-            if not 1 <= value <= MAX_CONCURRENCY:
-                allowed = f"numbers from 1 to {MAX_CONCURRENCY}"
-                refuse("concurrency", value, allowed)
-        for name, value, least, most in (
-            ("draft-length", self.draft_length, 1, MAX_DRAFT_LENGTH),
-            ("request-tokens", self.request_tokens, 2, MAX_REQUEST_TOKENS),
-            ("repeats", self.num_repeats, 1, MAX_REPEATS),
-        ):
-            if not least <= value <= most:
-                refuse(name, value, f"a number from {least} to {most}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        check_name("dtype", self.dtype, DTYPES)
+        check_fields(
+            self,
+            {
+                "draft_length": (1, MAX_DRAFT_LENGTH),
+                "request_tokens": (2, MAX_REQUEST_TOKENS),
+                "num_repeats": (1, MAX_REPEATS),
+            },
+        )
+        check_output_folder(self.output)
 
     @property
     def contenders(self) -> dict[str, dict[str, Any] | None]:
@@ -133,7 +136,7 @@ def run_host_bench(options: HostOptions, console: Console) -> dict[str, Any]:
                 for i in range(concurrency)
             ]
             cells[concurrency] = play_repeats(
-                group, [wave], concurrency, options.num_repeats, console, is_host=True
+                group, [wave], concurrency, options.num_repeats, console, timed="host"
             )
     result = summarise_host(options, cells)
     machine = machine_slug(result["provenance"]["hardware"])

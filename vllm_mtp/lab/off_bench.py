@@ -14,7 +14,6 @@ Result (JSON)::
     options, provenance
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,11 @@ from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import (
+    check_fields,
+    check_numbers,
+    check_output_folder,
+)
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
 from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
@@ -74,20 +77,16 @@ class OffOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        for value in self.concurrencies:
-            if not 1 <= value <= MAX_CONCURRENCY:
-                allowed = f"numbers from 1 to {MAX_CONCURRENCY}"
-                refuse("concurrency", value, allowed)
-        if not 2 <= self.request_tokens <= MAX_REQUEST_TOKENS:
-            allowed = f"a number from 2 to {MAX_REQUEST_TOKENS}"
-            refuse("request-tokens", self.request_tokens, allowed)
-        if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            allowed = f"a number from 0 to {MAX_TEMPERATURE:g}"
-            refuse("temperature", self.temperature, allowed)
-        if not 1 <= self.num_repeats <= MAX_REPEATS:
-            refuse("repeats", self.num_repeats, f"a number from 1 to {MAX_REPEATS}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        check_fields(
+            self,
+            {
+                "request_tokens": (2, MAX_REQUEST_TOKENS),
+                "temperature": (0, MAX_TEMPERATURE),
+                "num_repeats": (1, MAX_REPEATS),
+            },
+        )
+        check_output_folder(self.output)
 
 
 def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:

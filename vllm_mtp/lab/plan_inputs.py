@@ -14,7 +14,7 @@ from vllm_mtp.acceptance import conditional_acceptance
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab.checked_file import read_checked
 from vllm_mtp.lab.eval_file import read_eval_file
-from vllm_mtp.lab.grid_options import parse_list, refuse
+from vllm_mtp.lab.option_checks import parse_list, refuse
 from vllm_mtp.lab.plan import ProbedStep
 from vllm_mtp.lab.synthetic_cost import (
     B200,

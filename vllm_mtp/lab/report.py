@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.errors import ConsoleError
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import refuse
 from vllm_mtp.lab.provenance import replacing
 from vllm_mtp.lab.report_kinds import KINDS
 from vllm_mtp.lab.report_page import Section, draw_all, origin_of, render_page

@@ -1,13 +1,17 @@
 """What ``vllm-mtp bench rollback`` measures: the options and their limits."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
-from vllm_mtp.config import MAX_DRAFT_LENGTH, ConfigError
+from vllm_mtp.config import MAX_DRAFT_LENGTH
+from vllm_mtp.lab.option_checks import (
+    check_fields,
+    check_name,
+    check_output_folder,
+    refuse,
+)
 
 DEVICES = ("auto", "cpu", "cuda")
 MAX_BATCH = 4096
@@ -48,18 +52,15 @@ class RollbackBenchOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        if self.device not in DEVICES:
-            _refuse("device", self.device, f"one of {', '.join(DEVICES)}")
+        check_name("device", self.device, DEVICES)
         if self.device == "cuda" and not torch.cuda.is_available():
-            _refuse("device", "cuda", "auto or cpu here: torch sees no CUDA device")
+            refuse("device", "cuda", "auto or cpu here: torch sees no CUDA device")
         _check_list("batches", self.batches, MAX_BATCH)
         _check_list("draft-lengths", self.draft_lengths, MAX_DRAFT_LENGTH)
         if self.layers:
             _check_list("layers", self.layers, MAX_LAYERS)
-        if not 1 <= self.num_repeats <= MAX_REPEATS:
-            _refuse("repeats", self.num_repeats, f"a number from 1 to {MAX_REPEATS}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            _refuse("output", str(self.output), "a folder that exists and is writable")
+        check_fields(self, {"num_repeats": (1, MAX_REPEATS)})
+        check_output_folder(self.output)
 
     @property
     def torch_device(self) -> torch.device:
@@ -117,13 +118,13 @@ def _parse(field: str, text: str, limit: int) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        _refuse(field, text, _list_of(limit))
+        refuse(field, text, _list_of(limit))
 
 
 def _check_list(field: str, values: tuple[int, ...], limit: int) -> None:
     is_valid = all(1 <= value <= limit for value in values)
     if not values or not is_valid or len(set(values)) != len(values):
-        _refuse(field, ",".join(map(str, values)), _list_of(limit))
+        refuse(field, ",".join(map(str, values)), _list_of(limit))
 
 
 def _list_of(limit: int) -> str:
@@ -132,7 +133,3 @@ def _list_of(limit: int) -> str:
 
 def _centre(values: tuple[int, ...], target: int) -> int:
     return target if target in values else max(values)
-
-
-def _refuse(field: str, value: object, allowed: str) -> NoReturn:
-    raise ConfigError(f"{field}: {value!r} is not allowed; must be {allowed}")

@@ -15,6 +15,7 @@ from vllm_mtp.lab.grid_engines import (
     START_TIMEOUT_S,
     EngineGroup,
     EngineProcess,
+    Timed,
     engine_arguments,
     engine_environ,
 )
@@ -132,7 +133,7 @@ def play_repeats(
     concurrency: int,
     num_repeats: int,
     console: Console,
-    is_host: bool = False,
+    timed: Timed | None = None,
 ) -> list[dict[str, dict[str, Any]]]:
     """Rounds of all engines together, each begun by another one.
 
@@ -142,7 +143,7 @@ def play_repeats(
         concurrency: Requests at a time.
         num_repeats: Timed rounds.
         console: Told how far it is.
-        is_host: Also take the CPU time of the engines' threads.
+        timed: What of a step to time apart.
 
     Returns:
         For each timed round what each engine counted, by name.
@@ -156,5 +157,5 @@ def play_repeats(
         console.print(f"repeat {repeat + 1}/{num_repeats}", highlight=False)
         shift = repeat % len(names)
         in_turn = [*names[shift:], *names[:shift]]
-        rounds.append(group.play_together(in_turn, waves, concurrency, is_host=is_host))
+        rounds.append(group.play_together(in_turn, waves, concurrency, timed))
     return rounds

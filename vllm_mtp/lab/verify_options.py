@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_mtp.config import METHOD
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.grid_options import refuse
+from vllm_mtp.lab.option_checks import check_fields, check_name, refuse
 
 HOSTILE = f"{METHOD}, random K"
 """The same server with draft lengths that nobody would choose: a controller that finds
@@ -76,22 +76,19 @@ class VerifyOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits: dict[str, tuple[float, float]] = {
-            "num_prompts": (1, MAX_PROMPTS),
-            "max_tokens": (1, MAX_TOKENS),
-            "num_samples": SAMPLE_LIMITS,
-            "sampled_tokens": (1, 8),
-            "false_alarm_rate": (1e-12, 0.1),
-        }
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                option = name.removeprefix("num_").replace("_", "-")
-                refuse(option, value, f"a number from {low:g} to {high:g}")
+        check_fields(
+            self,
+            {
+                "num_prompts": (1, MAX_PROMPTS),
+                "max_tokens": (1, MAX_TOKENS),
+                "num_samples": SAMPLE_LIMITS,
+                "sampled_tokens": (1, 8),
+                "false_alarm_rate": (1e-12, 0.1),
+            },
+        )
         if self.tie_tolerance is not None and not 0 <= self.tie_tolerance <= 10:
             refuse("tie-tolerance", self.tie_tolerance, "a number from 0 to 10")
-        if self.dtype not in TIE_TOLERANCES:
-            refuse("dtype", self.dtype, f"one of {', '.join(TIE_TOLERANCES)}")
+        check_name("dtype", self.dtype, tuple(TIE_TOLERANCES))
         if self.speculative_config.get("method") != METHOD:
             method = self.speculative_config.get("method")
             refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")

@@ -14,7 +14,6 @@ Result (JSON)::
     num_rows, options, provenance
 """
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,8 @@ from vllm_mtp.lab.demo_plan import resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, PROSE
 from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
-from vllm_mtp.lab.grid_options import GridOptions, refuse
+from vllm_mtp.lab.grid_options import GridOptions
+from vllm_mtp.lab.option_checks import Limits, check_fields, check_output_folder
 from vllm_mtp.lab.provenance import (
     collect_provenance,
     machine_slug,
@@ -80,7 +80,7 @@ class VocabularyBenchOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits: dict[str, tuple[float, float]] = {
+        limits: dict[str, Limits] = {
             "draft_length": (1, 8),
             "concurrency": (1, 64),
             "request_tokens": (8, 512),
@@ -89,13 +89,8 @@ class VocabularyBenchOptions:
         }
         if self.rows is not None:
             limits["rows"] = (128, 2**20)
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                field = name.removeprefix("num_").replace("_", "-")
-                refuse(field, value, f"a number from {low:g} to {high:g}")
-        if not (self.output.is_dir() and os.access(self.output, os.W_OK)):
-            refuse("output", str(self.output), "a folder that exists and is writable")
+        check_fields(self, limits)
+        check_output_folder(self.output)
 
     @property
     def num_learning_rounds(self) -> int:

@@ -23,7 +23,10 @@ PROMPTS = Prompts(own={"code": [[i] for i in range(20)]}, contexts={}, vocab_siz
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"concurrencies": (1, 0)}, "concurrency: 0 is not allowed; must be numbers"),
+        (
+            {"concurrencies": (1, 0)},
+            "concurrency: '1,0' is not allowed; must be numbers",
+        ),
         ({"draft_length": 9}, "draft-length: 9 is not allowed; must be a number from"),
         ({"temperature": -1.0}, "temperature: -1.0 is not allowed"),
         ({"top_p": 0.0}, "top-p: 0.0 is not allowed; must be a number above 0"),

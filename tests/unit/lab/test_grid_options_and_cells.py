@@ -18,7 +18,8 @@ from vllm_mtp.lab.grid_cells import (
     make_waves,
     plan_cells,
 )
-from vllm_mtp.lab.grid_options import WORKLOADS, GridOptions, parse_list
+from vllm_mtp.lab.grid_options import WORKLOADS, GridOptions
+from vllm_mtp.lab.option_checks import parse_list
 
 VOCAB_SIZE = 100
 

@@ -13,7 +13,10 @@ from vllm_mtp.lab.host_bench import HostOptions, summarise_host
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"concurrencies": (1, 0)}, "concurrency: 0 is not allowed; must be numbers"),
+        (
+            {"concurrencies": (1, 0)},
+            "concurrency: '1,0' is not allowed; must be numbers",
+        ),
         ({"draft_length": 0}, "draft-length: 0 is not allowed; must be a number"),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),

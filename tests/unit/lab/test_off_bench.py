@@ -16,7 +16,10 @@ PROMPTS = Prompts(own={"code": [[1, 2], [3, 4]]}, contexts={}, vocab_size=9)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"concurrencies": (1, 0)}, "concurrency: 0 is not allowed; must be numbers"),
+        (
+            {"concurrencies": (1, 0)},
+            "concurrency: '1,0' is not allowed; must be numbers",
+        ),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),
         ({"temperature": 3.0}, "temperature: 3.0 is not allowed; must be a number"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),

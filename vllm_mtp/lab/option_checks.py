@@ -1,0 +1,103 @@
+"""Checks of what a user chose, each with the one sentence that the user reads. Pure."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn, TypeVar
+
+from vllm_mtp.config import ConfigError
+
+Value = TypeVar("Value", str, int, float)
+Limits = tuple[float, float]
+"""The least and the greatest that are allowed."""
+
+
+def refuse(field: str, value: object, allowed: str) -> NoReturn:
+    """Raise the sentence that the user reads."""
+    raise ConfigError(f"{field}: {value!r} is not allowed; must be {allowed}")
+
+
+def parse_list(field: str, text: str, kind: type[Value]) -> tuple[Value, ...]:
+    """A comma-separated option.
+
+    Raises:
+        ConfigError: A part is not of that kind.
+    """
+    try:
+        return tuple(kind(part.strip()) for part in text.split(","))
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        refuse(field, text, f"{words} with commas between")
+
+
+def check_fields(
+    options: object,
+    limits: Mapping[str, Limits],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Check numbers among the attributes of an object; None is allowed.
+
+    Args:
+        options: The object; an attribute ``num_some_things`` is the option
+            ``some-things``.
+        limits: Of each attribute, by its name.
+        names: Of options that are called otherwise.
+
+    Raises:
+        ConfigError: One of them is beyond its limits.
+    """
+    for name, (low, high) in limits.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:  # refuses nan, too
+            usual = name.removeprefix("num_").replace("_", "-")
+            allowed = f"a number from {low:g} to {high:g}"
+            refuse(names.get(name, usual), value, allowed)
+
+
+def check_numbers(field: str, values: Sequence[float], limits: Limits) -> None:
+    """Check numbers of a list, each of which may be there once.
+
+    Raises:
+        ConfigError: One of them is beyond its limits or there twice, or there is none.
+    """
+    low, high = limits
+    is_valid = all(low <= value <= high for value in values)
+    if not values or not is_valid or len(set(values)) != len(values):
+        refuse(
+            field,
+            ",".join(f"{value:g}" for value in values),
+            f"numbers from {low:g} to {high:g}, each once, with commas between",
+        )
+
+
+def check_names(field: str, values: Sequence[str], known: Sequence[str]) -> None:
+    """Check names of a list, each of which may be there once.
+
+    Raises:
+        ConfigError: One of them is unknown or there twice, or there is none.
+    """
+    unknown = [value for value in values if value not in known]
+    if unknown or not values or len(set(values)) != len(values):
+        wrong = unknown[0] if unknown else ",".join(values)
+        refuse(field, wrong, f"of {', '.join(known)}, each once, with commas between")
+
+
+def check_name(field: str, value: str, known: Sequence[str]) -> None:
+    """Check a name.
+
+    Raises:
+        ConfigError: It is unknown.
+    """
+    if value not in known:
+        refuse(field, value, f"one of {', '.join(known)}")
+
+
+def check_output_folder(output: Path) -> None:
+    """Check that results can be written before they are measured.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if not (output.is_dir() and os.access(output, os.W_OK)):
+        refuse("output", str(output), "a folder that exists and is writable")
