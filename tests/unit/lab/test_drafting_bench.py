@@ -25,7 +25,7 @@ PROMPTS = Prompts(own={"code": [[i] for i in range(20)]}, contexts={}, vocab_siz
     [
         (
             {"concurrencies": (1, 0)},
-            "concurrency: '1,0' is not allowed; must be numbers",
+            "concurrency: '1,0' is not allowed; must be",
         ),
         ({"draft_length": 9}, "draft-length: 9 is not allowed; must be a number from"),
         ({"temperature": -1.0}, "temperature: -1.0 is not allowed"),

@@ -15,7 +15,7 @@ from vllm_mtp.lab.host_bench import HostOptions, summarise_host
     [
         (
             {"concurrencies": (1, 0)},
-            "concurrency: '1,0' is not allowed; must be numbers",
+            "concurrency: '1,0' is not allowed; must be",
         ),
         ({"draft_length": 0}, "draft-length: 0 is not allowed; must be a number"),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),

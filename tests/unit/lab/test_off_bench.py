@@ -18,7 +18,7 @@ PROMPTS = Prompts(own={"code": [[1, 2], [3, 4]]}, contexts={}, vocab_size=9)
     [
         (
             {"concurrencies": (1, 0)},
-            "concurrency: '1,0' is not allowed; must be numbers",
+            "concurrency: '1,0' is not allowed; must be",
         ),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),
         ({"temperature": 3.0}, "temperature: 3.0 is not allowed; must be a number"),
