@@ -36,6 +36,7 @@ from vllm_mtp.integration.pause_v1 import PAUSE_ATTRIBUTES, RestsWhileOff
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.resting_v1 import RESTING_ATTRIBUTES
 from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.integration.sampling_v1 import sample_fast_on_cpu
 from vllm_mtp.integration.screened_head import (
     SCREENED_ATTRIBUTES,
     screen_head,
@@ -341,7 +342,7 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter.prepare_to_rest()
     runner.drafter.prepare_to_stop_early()
     score_drafts(runner, runner.drafter)
-    _replace_rejection_sampler(runner)
+    _replace_samplers(runner)
     shorten_steps_without_drafts(runner)
     # vLLM stops drafting for the whole batch when one request nears the model's end,
     # and then has zeros verified. Draft steps beyond the end are harmless: each
@@ -349,7 +350,8 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.effective_drafter_max_model_len += runner.num_spec_tokens
 
 
-def _replace_rejection_sampler(runner: Any) -> None:
+def _replace_samplers(runner: Any) -> None:
+    sample_fast_on_cpu(runner.sampler)
     sampler = MTPPlusRejectionSampler(
         runner.sampler, runner.speculative_config, runner.device
     )

@@ -369,6 +369,24 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
         ("logits", "sampling_metadata", "metadata"),
     ),
+    # Sampling on a CPU (sampling_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler",
+        ("logprobs_mode", "use_fp64_gumbel"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_cpu",
+        ("logits", "generators", "k", "p"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
+        ("logits", "k", "p"),
+    ),
+    Seam("v1", "vllm.v1.sample.sampler.Sampler.greedy_sample", ("logits",)),
+    Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES"),
     # Biases and min_p of draft tokens (logits_processors_v1.py)
     Seam(
         "v1",

@@ -58,7 +58,35 @@ def test_a_token_without_weight_is_never_drawn(
     assert weights[0, token] > 0 or (not weights.any() and token == 0)
 
 
+@pytest.mark.parametrize("num_tokens", [1025, 1280])
+def test_a_large_vocabulary_is_looked_up_in_blocks_like_a_small_one(
+    num_tokens: int,
+) -> None:
+    """Whole blocks without weight, single tokens, ends of blocks and of the row."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(64, num_tokens, generator=generator) ** 8
+    weights[torch.rand(weights.shape, generator=generator) < 0.7] = 0.0
+    weights[::2, 128:512] = 0.0
+    weights[1::4, :1000] = 0.0
+    weights[3] = 0.0
+    weights[5] = 0.0
+    weights[5, 700] = 1.0
+    uniforms = torch.rand(64, dtype=torch.double, generator=generator)
+    uniforms[8:16], uniforms[16:24] = 0.0, JUST_BELOW_ONE
+    ends = weights.double().numpy().cumsum(axis=1)
+    for row, token in enumerate(draw(weights, uniforms).tolist()):
+        if row == 3:
+            assert token == 0
+            continue
+        assert weights[row, token] > 0
+        wanted = float(uniforms[row]) * ends[row, -1]
+        # Sums in another order differ in their last bits.
+        assert ends[row, token] >= wanted * (1 - 1e-12)
+        assert ends[row, token] - weights[row, token].item() <= wanted * (1 + 1e-12)
+
+
 def test_what_is_no_number_stays_in_the_vocabulary() -> None:
-    weights = torch.full((2, 5), float("nan"))
-    tokens = draw(weights, torch.tensor([0.0, 0.9], dtype=torch.double))
-    assert ((tokens >= 0) & (tokens < 5)).all()
+    for num_tokens in (5, 1025):
+        weights = torch.full((2, num_tokens), float("nan"))
+        tokens = draw(weights, torch.tensor([0.0, 0.9], dtype=torch.double))
+        assert ((tokens >= 0) & (tokens < num_tokens)).all()

@@ -1,0 +1,69 @@
+"""Sampling on a CPU: the distribution is vLLM's, and what it does not touch is, too."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from tests.support.engines import engine, greedy, model_runner
+from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+
+VOCAB_SIZE = 2048
+NUM_ROWS = 64
+NUM_ROUNDS = 400
+SIGNIFICANCE = 1e-4
+
+
+@pytest.mark.parametrize("top_k", [None, 7])
+@pytest.mark.parametrize("top_p", [None, 0.8])
+def test_tokens_come_as_often_as_the_target_says(
+    top_k: int | None, top_p: float | None
+) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    from vllm_mtp.integration.sampling_v1 import FEW_LOGITS, DrawsWithOneNumber
+
+    torch.manual_seed(3)
+    row = torch.full((VOCAB_SIZE,), float("-inf"))
+    row[::64] = 2.0 * torch.randn(VOCAB_SIZE // 64)
+    logits = row.repeat(NUM_ROWS, 1)
+    assert logits.numel() >= FEW_LOGITS
+    k = None if top_k is None else torch.full((NUM_ROWS,), top_k)
+    p = None if top_p is None else torch.full((NUM_ROWS,), top_p)
+    sampler = DrawsWithOneNumber()
+    drawn = [sampler(logits.clone(), {}, k, p)[0] for _ in range(NUM_ROUNDS)]
+    counts = torch.bincount(torch.cat(drawn), minlength=VOCAB_SIZE).double()
+    wanted = apply_top_k_top_p(logits.clone(), k, p)[0].double().softmax(dim=0)
+    assert not counts[wanted == 0].any()
+    likely = wanted > 0
+    assert 2 < likely.sum() <= (top_k or VOCAB_SIZE)
+    expected = NUM_ROUNDS * NUM_ROWS * wanted[likely]
+    assert chisquare(counts[likely].numpy(), expected.numpy()).pvalue > SIGNIFICANCE
+
+
+def test_a_seed_gives_the_token_that_it_gives_without_speculation() -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    from vllm_mtp.integration.sampling_v1 import DrawsWithOneNumber
+
+    logits = torch.randn(NUM_ROWS, VOCAB_SIZE)
+    drawn = []
+    for sampler in (TopKTopPSampler(), DrawsWithOneNumber()):
+        torch.manual_seed(5)
+        seeded = {row: torch.Generator().manual_seed(row) for row in range(NUM_ROWS)}
+        drawn.append(sampler(logits.clone(), seeded, None, None)[0])
+    assert torch.equal(*drawn)
+
+
+def test_an_engine_samples_so_if_it_drafts_and_no_other_does() -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+
+    from vllm_mtp.integration.sampling_v1 import DrawsWithOneNumber
+
+    used = {}
+    for method in ("mtp", "mtp_plus"):
+        config = {"method": method, "num_speculative_tokens": 1}
+        with engine(BUNDLED_CHECKPOINT, speculative_config=config) as llm:
+            sampler = model_runner(llm).sampler
+            used[method] = type(sampler.topk_topp_sampler)
+            greedy(llm, heldout_prompts(1, max_tokens=16), 4)
+    assert used == {"mtp": TopKTopPSampler, "mtp_plus": DrawsWithOneNumber}
