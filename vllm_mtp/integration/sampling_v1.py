@@ -19,7 +19,9 @@ from vllm_mtp.verification.drawing import draw
 from vllm_mtp.verification.likeliest import likeliest_tokens
 
 FEW_LOGITS = 1 << 16
-"""Below, vLLM's single kernels are as fast as several operations."""
+"""Below, vLLM's single kernels are as fast as several operations: of sampling."""
+_FEW_GREEDY_LOGITS = 1 << 20
+"""The same of the likeliest token."""
 
 
 class DrawsWithOneNumber(TopKTopPSampler):
@@ -68,7 +70,7 @@ def _likeliest_tokens(
     logits: torch.Tensor,
 ) -> torch.Tensor:
     """``[num_reqs]`` int64, like vLLM's ``greedy_sample``."""
-    if logits.numel() < FEW_LOGITS:
+    if logits.numel() < _FEW_GREEDY_LOGITS:
         theirs: torch.Tensor = Sampler.greedy_sample(logits)
         return theirs
     return likeliest_tokens(logits)
