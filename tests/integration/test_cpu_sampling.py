@@ -16,9 +16,9 @@ SIGNIFICANCE = 1e-4
 @pytest.mark.parametrize("top_k", [None, 7])
 @pytest.mark.parametrize("top_p", [None, 0.8])
 def test_tokens_come_as_often_as_the_target_says(
-    top_k: int | None, top_p: float | None
+    top_k: int | None, top_p: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
     from vllm_mtp.integration.sampling_v1 import FEW_LOGITS, DrawsWithOneNumber
 
@@ -30,6 +30,7 @@ def test_tokens_come_as_often_as_the_target_says(
     k = None if top_k is None else torch.full((NUM_ROWS,), top_k)
     p = None if top_p is None else torch.full((NUM_ROWS,), top_p)
     sampler = DrawsWithOneNumber()
+    monkeypatch.delattr(TopKTopPSampler, "forward_cpu")  # vLLM's takes no part
     drawn = [sampler(logits.clone(), {}, k, p)[0] for _ in range(NUM_ROUNDS)]
     counts = torch.bincount(torch.cat(drawn), minlength=VOCAB_SIZE).double()
     wanted = apply_top_k_top_p(logits.clone(), k, p)[0].double().softmax(dim=0)
@@ -52,6 +53,24 @@ def test_a_seed_gives_the_token_that_it_gives_without_speculation() -> None:
         seeded = {row: torch.Generator().manual_seed(row) for row in range(NUM_ROWS)}
         drawn.append(sampler(logits.clone(), seeded, None, None)[0])
     assert torch.equal(*drawn)
+
+
+def test_the_likeliest_token_is_the_one_that_vllm_finds() -> None:
+    """Of equal ones, too: with and without speculation the same text."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.sampler import Sampler
+
+    from vllm_mtp.integration.sampling_v1 import sample_fast_on_cpu
+
+    current_platform.import_kernels()
+    sampler = Sampler()
+    sample_fast_on_cpu(sampler)
+    for num_rows in (1, NUM_ROWS):
+        logits = torch.randn(num_rows, 16384).clamp(max=2.0)
+        logits[0, :100] = float("-inf")
+        assert ((logits == 2.0).sum(dim=1) > 1).all()
+        theirs = Sampler.greedy_sample(logits)
+        assert torch.equal(sampler.greedy_sample(logits), theirs)
 
 
 def test_an_engine_samples_so_if_it_drafts_and_no_other_does() -> None:

@@ -39,7 +39,6 @@ from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.grid_summary import sums_by_position
-from vllm_mtp.lab.grid_turns import TURN_S
 from vllm_mtp.lab.option_checks import (
     check_fields,
     check_name,
@@ -100,7 +99,7 @@ class DraftingOptions:
     request_tokens: int = 64
     num_warm_ups: int = 6
     num_repeats: int = 5
-    turn_seconds: float = TURN_S
+    turn_seconds: float = 0.2
     dtype: str = "float32"
     draft_vocab: Path | None = None
     ablations: bool = True

@@ -34,7 +34,7 @@ from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, PROSE
 from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
 from vllm_mtp.lab.grid_options import GridOptions
-from vllm_mtp.lab.option_checks import Limits, check_fields, check_output_folder
+from vllm_mtp.lab.option_checks import check_fields, check_output_folder
 from vllm_mtp.lab.provenance import (
     collect_provenance,
     machine_slug,
@@ -80,15 +80,14 @@ class VocabularyBenchOptions:
         Raises:
             ConfigError: One of them has a value that is not allowed.
         """
-        limits: dict[str, Limits] = {
+        limits = {
             "draft_length": (1, 8),
             "concurrency": (1, 64),
             "request_tokens": (8, 512),
             "learning_tokens": (0, 10**7),
             "num_rounds": (1, 100),
+            "rows": (128, 2**20),
         }
-        if self.rows is not None:
-            limits["rows"] = (128, 2**20)
         check_fields(self, limits)
         check_output_folder(self.output)
 

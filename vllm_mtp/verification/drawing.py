@@ -33,8 +33,9 @@ def draw(
     if weights.shape[1] <= _FEW_TOKENS:
         ends = weights.cumsum(dim=1, dtype=torch.float64)
         return _look_up(ends, uniforms[:, None] * ends[:, -1:])[:, 0]
-    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK_TOKENS))
-    blocks = blocks.view(len(weights), -1, _BLOCK_TOKENS)
+    missing = -weights.shape[1] % _BLOCK_TOKENS
+    padded = F.pad(weights, (0, missing)) if missing else weights  # it always copies
+    blocks = torch.unflatten(padded, 1, (-1, _BLOCK_TOKENS))
     sums = _sums(blocks)
     ends = sums.cumsum(dim=1)
     wanted = uniforms[:, None] * ends[:, -1:]
@@ -53,13 +54,11 @@ def _sums(
     blocks: torch.Tensor,
 ) -> torch.Tensor:
     """``[num_rows, num_blocks]`` float64."""
-    num_rows = len(blocks)
-    if blocks.device.type == "cpu":
-        num_rows = max(_CACHED_TOKENS // blocks[0].numel(), 1)
-    parts = [
-        part.sum(dim=2, dtype=torch.float64) for part in torch.split(blocks, num_rows)
-    ]
-    return torch.cat(parts)
+    if blocks.device.type != "cpu":
+        return blocks.sum(dim=2, dtype=torch.float64)
+    num_rows = max(_CACHED_TOKENS // (blocks.shape[1] * blocks.shape[2]), 1)
+    parts = torch.split(blocks, num_rows)
+    return torch.cat([part.sum(dim=2, dtype=torch.float64) for part in parts])
 
 
 def _look_up(

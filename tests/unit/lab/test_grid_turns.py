@@ -57,11 +57,15 @@ def test_two_work_at_once_and_once_on_each_core() -> None:
 
 
 def test_never_two_on_one_core() -> None:
-    _, log = play({"a": (1.0, 5), "b": (0.4, 9), "c": (2.0, 2)}, [1, 0])
-    working = 0
-    for event, _ in log:
-        working += 1 if event == "tell" else -1
-        assert 0 <= working <= 2
+    players, log = play({"a": (1.0, 5), "b": (0.4, 9), "c": (2.0, 2)}, [1, 0])
+    cores = {name: iter(player.cores) for name, player in players.items()}
+    working: dict[str, int | None] = {}
+    for event, name in log:
+        if event == "answer":
+            del working[name]
+            continue
+        working[name] = next(cores[name])
+        assert len(set(working.values())) == len(working) <= 2
 
 
 def test_the_clocks_that_are_behind_go_next() -> None:
