@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.sample.logits_processor.builtin import (
-    LogitBiasLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from tests.support.sampling_metadata import draft_metadata, sampling_metadata
 from vllm_mtp.integration.logits_processors_v1 import is_plainly_greedy
 from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 
@@ -32,24 +27,7 @@ def kernels() -> None:
 
 
 def greedy(num_requests: int, **changes: Any) -> SamplingMetadata:
-    config = VllmConfig()
-    none = torch.zeros(num_requests)
-    processors = SimpleNamespace(
-        argmax_invariant=[],
-        non_argmax_invariant=[
-            MinTokensLogitsProcessor(config, CPU, False),
-            LogitBiasLogitsProcessor(config, CPU, False),
-        ],
-    )
-    usual: dict[str, Any] = dict.fromkeys(
-        ("temperature", "top_p", "top_k", "max_num_logprobs", "prompt_token_ids")
-    )
-    usual |= {"all_greedy": True, "all_random": False, "generators": {}}
-    usual |= {"no_penalties": True, "output_token_ids": [[]] * num_requests}
-    usual |= {"allowed_token_ids_mask": None, "bad_words_token_ids": {}}
-    for name in ("frequency", "presence", "repetition"):
-        usual[f"{name}_penalties"] = none
-    return SamplingMetadata(**(usual | {"logitsprocs": processors} | changes))
+    return sampling_metadata(num_requests, **changes)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,8 +45,7 @@ def test_the_same_tokens_are_kept(seed: int, dtype: torch.dtype) -> None:
         kept = int(torch.randint(0, 4, (1,), generator=rng))
         drafts.append(likeliest[:kept] + [7] * max(length - kept, 0))
         row += length + 1
-    metadata = SpecDecodeMetadata.make_dummy(drafts, CPU)
-    metadata.target_logits_indices, metadata.bonus_logits_indices = rows_of(lengths)
+    metadata = draft_metadata(drafts)
     sampling = greedy(len(lengths))
     config = SimpleNamespace(rejection_sample_method="standard")
     found, wanted = (
@@ -78,13 +55,6 @@ def test_the_same_tokens_are_kept(seed: int, dtype: torch.dtype) -> None:
     assert torch.equal(found.sampled_token_ids, wanted.sampled_token_ids)
     assert found.sampled_token_ids.dtype == wanted.sampled_token_ids.dtype
     assert found.logprobs_tensors is None
-
-
-def rows_of(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of draft tokens, and the one after those of each request."""
-    ends = torch.tensor([length + 1 for length in lengths]).cumsum(0) - 1
-    rows = torch.arange(int(ends[-1]) + 1)
-    return rows[~torch.isin(rows, ends)], ends
 
 
 def test_whatever_changes_a_choice_or_asks_for_more_is_left_to_vllm() -> None:

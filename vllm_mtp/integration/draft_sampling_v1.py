@@ -65,14 +65,14 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
 
     def _proposal(
         self,
-        # [num_requests, rows of the draft vocabulary]
+        # [num_requests, rows of the draft vocabulary], changed in place
         logits: torch.Tensor,
         sampling_metadata: Any,
     ) -> torch.Tensor:
         """Distribution that each request's draft is drawn from, as wide."""
         temperature = sampling_metadata.temperature[:, None]
         temperature = temperature.masked_fill(temperature < _GREEDY_TEMPERATURE, 1.0)
-        scaled = logits.float() / (self.draft_temperature.factor * temperature)
+        scaled = logits.float().div_(self.draft_temperature.factor * temperature)
         min_p = min_p_of(sampling_metadata)
         if min_p is not None:
             min_p.apply(scaled)

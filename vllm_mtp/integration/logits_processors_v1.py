@@ -83,12 +83,33 @@ def min_p_of(sampling_metadata: Any) -> MinPLogitsProcessor | None:
 def is_plainly_greedy(sampling_metadata: Any) -> bool:
     """Whether each token of a batch is the likeliest one, and no more is asked for."""
     given = sampling_metadata
-    if not given.all_greedy or given.max_num_logprobs is not None:
-        return False
+    return bool(
+        given.all_greedy
+        and given.allowed_token_ids_mask is None
+        and _asks_for_tokens_only(given)
+    )
+
+
+def is_plainly_sampled(sampling_metadata: Any) -> bool:
+    """Whether all of a batch is sampled, without seeds, and no more is asked for.
+
+    More than a temperature, top-k, top-p and which tokens are allowed.
+    """
+    given = sampling_metadata
+    return bool(
+        given.all_random
+        and not given.generators
+        and min_p_of(given) is None
+        and _asks_for_tokens_only(given)
+    )
+
+
+def _asks_for_tokens_only(given: Any) -> bool:
+    """No logprobs; no logits depend on what was generated, or on a bias."""
     thinking = given.thinking_budget_state_holder
     return bool(
-        given.no_penalties
-        and given.allowed_token_ids_mask is None
+        given.max_num_logprobs is None
+        and given.no_penalties
         and not given.bad_words_token_ids
         and not given.logprob_token_ids
         and not (thinking is not None and thinking.has_tracked_requests())

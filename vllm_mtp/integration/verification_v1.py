@@ -11,12 +11,18 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from vllm_mtp.drafting.temperature import MAX_ROWS
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
+from vllm_mtp.integration.block_verification_v1 import (
+    distributions,
+    sample_blocks,
+    verify_blocks,
+)
 from vllm_mtp.integration.logits_processors_v1 import (
     add_bias,
     cut_by_min_p,
     is_plainly_greedy,
+    is_plainly_sampled,
 )
-from vllm_mtp.verification.block import REJECTED, sample_block
+from vllm_mtp.verification.drawing import draw
 from vllm_mtp.verification.likeliest import likeliest_tokens
 
 _STEPS_BETWEEN_LESSONS = 4
@@ -54,6 +60,8 @@ class MTPPlusRejectionSampler(RejectionSampler):
             return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
         if is_plainly_greedy(sampling_metadata):
             output = self._compare_drafts(metadata, logits, sampling_metadata)
+        elif self.tests_blocks and is_plainly_sampled(sampling_metadata):
+            output = self._test_drafts(metadata, draft_probs, logits, sampling_metadata)
         else:
             output = self._sample_drafts(
                 self, metadata, draft_probs, logits, sampling_metadata
@@ -82,6 +90,41 @@ class MTPPlusRejectionSampler(RejectionSampler):
             _Choices(choices[metadata.target_logits_indices], logits.shape[1]),
             bonus_token_ids[:, None],
             sampling_metadata,
+        )
+        return SamplerOutput(sampled_token_ids, logprobs_tensors=None)
+
+    def _test_drafts(
+        self,
+        metadata: Any,
+        # [num_draft_tokens, vocab_size], or columns of a draft vocabulary
+        draft_probs: torch.Tensor | None,
+        # [num_draft_tokens + num_reqs, vocab_size], changed in place
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> SamplerOutput:
+        """Of sampled requests. vLLM copies every row two or three times, and makes
+        distributions of bonus tokens and of draft tokens apart."""
+        lengths = torch.tensor(metadata.num_draft_tokens, device=logits.device)
+        target = distributions(logits, lengths + 1, sampling_metadata)
+        rows = metadata.target_logits_indices
+        if draft_probs is not None:
+            self._learn(
+                draft_probs,
+                lambda few: target[rows[few]],
+                metadata.num_draft_tokens,
+                sampling_metadata,
+            )
+            draft_probs = self._whole(draft_probs, target.shape[1])
+        uniforms = torch.rand(len(lengths), dtype=torch.float64, device=logits.device)
+        bonus_token_ids = draw(target[metadata.bonus_logits_indices], uniforms)
+        sampled_token_ids = sample_blocks(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            metadata.cu_num_draft_tokens,
+            draft_probs,
+            target[rows],
+            bonus_token_ids,
+            sampling_metadata.generators,
         )
         return SamplerOutput(sampled_token_ids, logprobs_tensors=None)
 
@@ -119,7 +162,12 @@ class MTPPlusRejectionSampler(RejectionSampler):
     ) -> torch.Tensor:
         """``[num_reqs, max_spec_len + 1]`` int32, like vLLM's ``rejection_sample``."""
         if draft_probs is not None:
-            self._learn(draft_probs, target_logits, num_draft_tokens, sampling_metadata)
+            self._learn(
+                draft_probs,
+                lambda few: target_logits[few].softmax(dim=-1),
+                num_draft_tokens,
+                sampling_metadata,
+            )
             draft_probs = self._whole(draft_probs, target_logits.shape[1])
         verify = theirs.rejection_sample
         if self.tests_blocks and not sampling_metadata.all_greedy:
@@ -155,11 +203,18 @@ class MTPPlusRejectionSampler(RejectionSampler):
     def _learn(
         self,
         draft_probs: torch.Tensor,
-        target_logits: torch.Tensor,
+        target_of: Callable[[torch.Tensor], torch.Tensor],
         num_draft_tokens: list[int],
         sampling_metadata: Any,
     ) -> None:
-        """Let the draft temperature learn from sampled requests, now and then."""
+        """Let the draft temperature learn from sampled requests, now and then.
+
+        Args:
+            draft_probs: ``[num_draft_tokens, rows of the draft vocabulary]``.
+            target_of: Distributions of the target for some draft tokens.
+            num_draft_tokens: Of each request.
+            sampling_metadata: vLLM's, of the batch.
+        """
         self._steps_to_lesson -= 1
         if self.drafter is None or self._steps_to_lesson > 0:
             return
@@ -168,67 +223,10 @@ class MTPPlusRejectionSampler(RejectionSampler):
         is_sampled = sampling_metadata.temperature[: len(lengths)] > 0
         # No more than are looked at: each is a softmax over the whole vocabulary.
         rows = is_sampled.repeat_interleave(lengths).nonzero()[:MAX_ROWS, 0]
-        target = target_logits[rows].softmax(dim=-1)
+        target = target_of(rows)
         if draft_probs.shape[1] != target.shape[1]:
             target = target[:, self._vocabulary.token_ids]
         self.drafter.draft_temperature.observe(target, draft_probs[rows])
-
-
-def verify_blocks(
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: list[int],
-    max_spec_len: int,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_logits: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    sampling_metadata: Any,
-    **options: Any,
-) -> torch.Tensor:
-    """Block verification of sampled requests, vLLM's test of greedy ones.
-
-    Arguments and result like vLLM's ``rejection_sample``.
-    """
-    device = target_logits.device
-    generators = sampling_metadata.generators
-    lengths = torch.tensor(num_draft_tokens, device=device)
-    drafted = [request for request, length in enumerate(num_draft_tokens) if length]
-    recovering = torch.rand(len(drafted), dtype=torch.float64, device=device)
-    for row, request in enumerate(drafted):
-        if request in generators:
-            recovering[row].uniform_(generator=generators[request])
-    requests = torch.tensor(drafted, device=device)
-    output = bonus_token_ids.new_full(
-        (len(lengths), max_spec_len + 1), REJECTED, dtype=torch.int32
-    )
-    output[:, 0] = bonus_token_ids[:, 0]
-    output[requests] = sample_block(
-        draft_token_ids,
-        (cu_num_draft_tokens.long() - lengths)[requests],
-        lengths[requests],
-        draft_probs,
-        target_logits.softmax(dim=-1, dtype=torch.float32),
-        bonus_token_ids[requests, 0],
-        theirs.generate_uniform_probs(
-            len(draft_token_ids), num_draft_tokens, generators, device
-        ),
-        recovering,
-    ).to(torch.int32)
-    if sampling_metadata.all_random:
-        return output
-    greedy = theirs.rejection_sample(
-        draft_token_ids,
-        num_draft_tokens,
-        max_spec_len,
-        cu_num_draft_tokens,
-        None,
-        target_logits,
-        bonus_token_ids,
-        _AllGreedy(sampling_metadata),
-        **options,
-    )
-    is_greedy = sampling_metadata.temperature == theirs.GREEDY_TEMPERATURE
-    return torch.where(is_greedy[:, None], greedy, output)
 
 
 class _Choices:
@@ -249,13 +247,3 @@ class _Choices:
         """The likeliest token of each row."""
         assert dim == -1
         return self._token_ids
-
-
-class _AllGreedy:
-    """Sampling metadata of a batch, as if all of it were greedy."""
-
-    all_greedy, all_random = True, False
-
-    def __init__(self, sampling_metadata: Any) -> None:
-        self.generators = sampling_metadata.generators
-        self.temperature = None

@@ -22,7 +22,7 @@ def sample_block(
     num_draft_tokens: torch.Tensor,
     # [num_tokens, vocab_size]; None where draft tokens were chosen, not drawn
     proposal: torch.Tensor | None,
-    # [num_tokens, vocab_size]
+    # [num_tokens, vocab_size], which is overwritten
     target: torch.Tensor,
     # [num_requests] int
     bonus_token_ids: torch.Tensor,
@@ -93,8 +93,9 @@ def _missing(
     proposal: torch.Tensor | None,
     target: torch.Tensor,
 ) -> torch.Tensor:
-    """``[num_tokens, vocab_size]``: what the proposal has too little of."""
-    missing = before[:, None] * target
+    """``[num_tokens, vocab_size]``: what the proposal has too little of. In place of
+    the target."""
+    missing = target.mul_(before[:, None])
     if proposal is not None:
         return missing.sub_(proposal).clamp_(min=0.0)
     # One-hot: its token alone has enough.

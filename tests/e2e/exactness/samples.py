@@ -19,6 +19,10 @@ NUM_TOKENS = 3
 PROMPT = 3
 
 
+PLAINLY_SAMPLED = ("plain", "cool, top-k", "top-p")
+"""A batch of these alone is verified in another way: `is_plainly_sampled`."""
+
+
 def settings() -> dict[str, dict[str, Any]]:
     """Sampling parameters by name; all run in one batch."""
     from vllm.sampling_params import StructuredOutputsParams

@@ -2,9 +2,9 @@
 
 Acceptance tests, whole and small draft vocabulary, fixed and random draft lengths,
 drawn and chosen drafts; in each engine plain sampling, top-k, top-p, min-p, penalties,
-biases, restricted tokens and a grammar, all in one batch. Compared by chi-square with
-an engine that does not speculate. False alarms: each comparison fails a correct engine
-once in 100,000 draws (``ALPHA``), all of them together less than once in 600.
+biases, restricted tokens and a grammar, in one batch or in two. Compared by chi-square
+with an engine that does not speculate. False alarms: each comparison fails a correct
+engine once in 100,000 draws (``ALPHA``), all of them together less than once in 600.
 
 Longer: ``EXACTNESS_SAMPLES=3000 make test ARGS='-k follows'`` tries all combinations.
 """
@@ -15,8 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.exactness.samples import ALPHA, IS_LONG, p_values, sample
-from tests.support.engines import Samples, draft_counts, engine
+from tests.e2e.exactness.samples import (
+    ALPHA,
+    IS_LONG,
+    PLAINLY_SAMPLED,
+    p_values,
+    sample,
+    settings,
+)
+from tests.support.engines import Samples, draft_counts, engine, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.vocabulary import most_frequent, write_list
 
@@ -72,6 +79,20 @@ def speculation(
     }
 
 
+def sample_in_batches(llm: Any, of_their_own: bool) -> Samples:
+    """From all settings; plainly sampled ones in batches of their own, or among all."""
+    if not of_their_own:
+        return sample(llm)
+    calls = []
+    sampler = model_runner(llm).rejection_sampler
+    test = sampler._test_drafts
+    sampler._test_drafts = lambda *args: calls.append(args) or test(*args)
+    samples = sample(llm, PLAINLY_SAMPLED)
+    assert len(calls) > 10
+    others = [name for name in settings() if name not in PLAINLY_SAMPLED]
+    return samples | sample(llm, others)
+
+
 @pytest.mark.parametrize(("rejection", "vocabulary", "controller", "drafts"), KINDS)
 def test_the_output_follows_the_target(
     rejection: str,
@@ -83,7 +104,7 @@ def test_the_output_follows_the_target(
 ) -> None:
     spec = speculation(rejection, vocabulary, controller, drafts, small_list)
     with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **SEATS) as llm:
-        samples = sample(llm)
+        samples = sample_in_batches(llm, of_their_own=rejection == "block")
         counts = draft_counts(llm)
     assert counts.num_accepted_tokens > 200
     assert counts.num_rejected_tokens > 200

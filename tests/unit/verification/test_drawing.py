@@ -80,9 +80,9 @@ def test_a_large_vocabulary_is_looked_up_in_blocks_like_a_small_one(
             continue
         assert weights[row, token] > 0
         wanted = float(uniforms[row]) * ends[row, -1]
-        # Sums in another order differ in their last bits.
-        assert ends[row, token] >= wanted * (1 - 1e-12)
-        assert ends[row, token] - weights[row, token].item() <= wanted * (1 + 1e-12)
+        # Blocks are summed up in float32, as the weights themselves are rounded.
+        assert ends[row, token] >= wanted * (1 - 2e-7)
+        assert ends[row, token] - weights[row, token].item() <= wanted * (1 + 2e-7)
 
 
 def test_what_is_no_number_stays_in_the_vocabulary() -> None:
