@@ -1,18 +1,17 @@
 """Engines in a fresh process, for settings that a process can only have once.
 
-``python -m tests.support.engine_jobs`` reads a ``Jobs`` object as JSON from standard
-input, runs its engines one after another and writes what they generated, with their
-counters, to the file named in it.
+Importing vLLM takes longer than most jobs. So the processes are forked from one that
+has imported it, of which there is one for each model runner: see `fork_server`.
 """
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from tests.support.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,34 +68,45 @@ class JobResult:
         object.__setattr__(self, "samples", drawn)
 
 
+_SERVERS = {
+    is_v2: ForkServer(f"{__name__}:{prepare}", f"{__name__}:run_in_fork")
+    for is_v2, prepare in ((False, "prepare_v1"), (True, "prepare_v2"))
+}
+
+
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
     """Run ``jobs`` in a fresh process and collect its results."""
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support.engine_jobs", str(result)],
-            input=json.dumps(asdict(jobs)),
-            cwd=ROOT,
-            env=os.environ | jobs.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        order = {"jobs": asdict(jobs), "result": str(result)}
+        _SERVERS[jobs.v2].run(order, Path(folder) / "log", timeout_s)
         return [JobResult(**entry) for entry in json.loads(result.read_text())]
 
 
-def _main() -> None:
-    jobs = Jobs(**json.load(sys.stdin))
+def prepare_v1() -> None:
+    """Import what all jobs need."""
+    from tests.support.engines import freeze_imports, prepare_environment
+
+    prepare_environment()
+    freeze_imports()
+
+
+def prepare_v2() -> None:
+    """The same for Model Runner V2 under Triton's interpreter."""
+    from tests.support import v2_interpreter
     from tests.support.engines import prepare_environment
 
     prepare_environment()
-    if jobs.v2:
-        from tests.support import v2_interpreter
+    v2_interpreter.install()
+    prepare_v1()
 
-        v2_interpreter.install()
+
+def run_in_fork(order: dict[str, Any]) -> None:
+    """Run jobs in this process, which may be changed by them for good."""
+    jobs = Jobs(**order["jobs"])
+    os.environ.update(jobs.environment)
     results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
-    Path(sys.argv[1]).write_text(json.dumps(results))
+    Path(order["result"]).write_text(json.dumps(results))
 
 
 def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
@@ -193,7 +203,3 @@ def _class_names(llm: Any) -> tuple[str, str]:
         return scheduler, ""
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     return scheduler, type(drafter).__name__ if drafter is not None else ""
-
-
-if __name__ == "__main__":
-    _main()

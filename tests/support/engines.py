@@ -61,7 +61,7 @@ def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
     """
     from vllm import LLM
 
-    _freeze_imports()
+    freeze_imports()
     with mock.patch.multiple(gc, freeze=_do_nothing, unfreeze=_do_nothing):
         llm = LLM(str(model), **(ENGINE_ARGUMENTS | arguments))
         try:
@@ -73,12 +73,15 @@ def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
 
 
 @cache
-def _freeze_imports() -> None:
+def freeze_imports() -> None:
     """Let the garbage collector pass over what importing vLLM left, once for all.
 
     Starting and ending an engine collects ten times, 0.6 s each with all of that, and
     an engine that ends thaws what is frozen: of what it was itself it must.
     """
+    import vllm
+    import vllm.entrypoints.llm  # noqa: F401
+
     gc.collect()
     gc.freeze()
 

@@ -6,6 +6,7 @@ Triton asks a driver which device it runs on. Here a driver answers "the CPU", a
 """
 
 import os
+from functools import cache
 from typing import Any
 
 ENVIRONMENT = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -41,10 +42,28 @@ def install() -> None:
     backends.backends["cpu"] = backends.Backend(
         compiler=any_backend.compiler, driver=CPUDriver
     )
+    _patch_language_once()
     _take_any_mask()
     _apply_top_p_with_torch()
     _take_log1p_from_triton()
     _sample_in_one_block()
+
+
+def _patch_language_once() -> None:
+    """Triton's interpreter replaces all of the language anew for each call, and back.
+
+    In a process that compiles nothing it may stay replaced.
+    """
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang
+
+    @cache
+    def patch_language(function: Any) -> Any:
+        original(function)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    interpreter._patch_lang = patch_language
 
 
 def _take_any_mask() -> None:
