@@ -116,8 +116,9 @@ class MTPPlusConfig(BaseModel):
             "of the target's head in 8 bits rules out all tokens but a few, by bounds "
             "that always hold, and the head itself decides between those; the output "
             "is the same. `whole`: the head is multiplied for every token. `auto`: "
-            "`screened` on x86 CPUs with AVX512-VNNI and without AMX, for heads of 8 "
-            "million weights or more, unless the model is quantized."
+            "`screened` on x86 CPUs with AVX2 and without AMX (without AVX512-VNNI: "
+            "for up to 8 rows), for heads of 8 million weights or more, unless the "
+            "model is quantized."
         ),
     )
     rejection_sample_method: Literal["auto", "standard", "block"] = Field(

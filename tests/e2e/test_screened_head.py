@@ -14,17 +14,24 @@ from tests.e2e.conftest import (
     complete_to_stop_string,
     complete_with_logprobs,
 )
-from tests.support.engines import engine, greedy, model_runner
+from tests.support.engines import ENGINE_ARGUMENTS, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.integration.rounded_weights import multiplies_all_rows
+from vllm_mtp.integration.draft_weights import has_kernel
+from vllm_mtp.integration.rounded_weights import MAX_FEW_ROWS, multiplies_all_rows
 from vllm_mtp.integration.screened_head import MIN_WEIGHTS, ScreenedLogits
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
 from vllm_mtp.verification.screening import Screen
 
 pytestmark = pytest.mark.skipif(
-    not multiplies_all_rows(), reason="no x86 CPU with AVX512-VNNI and without AMX"
+    not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"
 )
+
+SPECULATION: dict[str, Any] = {"method": "mtp_plus"}
+if not multiplies_all_rows():
+    # Rows of all requests are screened then, too.
+    SPECULATION["num_speculative_tokens"] = 1
+    assert ENGINE_ARGUMENTS["max_num_seqs"] * 2 <= MAX_FEW_ROWS
 
 SIZES = Expansion(hidden_size=512)
 """Of this size the bundled model's head is screened; it computes the same."""
@@ -40,7 +47,7 @@ def expanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(expanded: Path, reference: Reference) -> Iterator[Any]:
     # The reference first: two engines cannot live in one process.
-    with engine(expanded, speculative_config={"method": "mtp_plus"}) as llm:
+    with engine(expanded, speculative_config=SPECULATION) as llm:
         yield llm
 
 
@@ -56,8 +63,10 @@ def counter(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Counter:
     ours = screened_logits(llm)
     screen, whole = Screen.logits, ours.original.forward
 
-    def count_screened(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
-        logits = screen(self, hidden_states, rest)
+    def count_screened(
+        self: Screen, hidden_states: torch.Tensor, rest: Any, forbidden: Any
+    ) -> Any:
+        logits = screen(self, hidden_states, rest, forbidden)
         counter.screened += 0 if logits is None else len(hidden_states)
         return logits
 
@@ -152,6 +161,39 @@ def test_one_request_that_asks_for_more_is_enough(
         assert list(found) == reference.continuations[place][: len(found)]
 
 
+def test_allowed_tokens_are_screened_where_nothing_is_verified(
+    llm: Any, counter: Counter, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    prompts = [TokensPrompt(prompt_token_ids=list(p)) for p in reference.prompts[:6]]
+    params = [
+        # Every second token, another half for every second request; the last is free.
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=24,
+            ignore_eos=True,
+            allowed_token_ids=list(range(i % 2, 16384, 2)) if i < 5 else None,
+            extra_args={"mtp_plus_k": 0},
+        )
+        for i in range(6)
+    ]
+    texts = []
+    for _ in range(2):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        texts.append([list(output.outputs[0].token_ids) for output in outputs])
+        if len(texts) == 1:
+            assert counter.whole == 0 < counter.screened
+            monkeypatch.setattr(
+                screened_logits(llm)._batch, "may_screen", lambda num_rows: False
+            )
+    assert counter.whole > 0
+    assert texts[0] == texts[1]
+    assert all(token % 2 == 0 for token in texts[0][0])
+    assert all(token % 2 == 1 for token in texts[0][1])
+
+
 def test_weights_that_change_are_followed(
     llm: Any, counter: Counter, reference: Reference
 ) -> None:
@@ -173,14 +215,16 @@ def test_in_bfloat16_tokens_are_those_of_the_whole_head(
     """Of the same hidden states; texts of two engines part where rounding differs."""
     screen, screened = Screen.logits, []
 
-    def keep(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
-        logits = screen(self, hidden_states, rest)
+    def keep(
+        self: Screen, hidden_states: torch.Tensor, rest: Any, forbidden: Any
+    ) -> Any:
+        logits = screen(self, hidden_states, rest, forbidden)
         if logits is not None:
             screened.append((hidden_states.clone(), logits.argmax(dim=1)))
         return logits
 
     monkeypatch.setattr(Screen, "logits", keep)
-    options = {"dtype": "bfloat16", "speculative_config": {"method": "mtp_plus"}}
+    options = {"dtype": "bfloat16", "speculative_config": SPECULATION}
     with engine(expanded, **options) as llm:
         greedy(llm, reference.prompts[:16], NUM_TOKENS)
         head, ours = model_runner(llm).model.lm_head, screened_logits(llm)

@@ -12,6 +12,7 @@ from vllm_mtp.integration.rounded_weights import (
     MAX_FEW_ROWS,
     MIN_WEIGHTS,
     FewRowsLinear,
+    FewRowsProduct,
     RoundedDrafts,
     RoundedLinear,
     make_rounded,
@@ -85,21 +86,42 @@ def test_rows_of_another_form_are_taken(make: Any) -> None:
     assert torch.equal(rounded(torch.zeros(2, SIZE[1])), torch.zeros(2, SIZE[0]))
 
 
-def test_what_rounding_took_off_is_known() -> None:
+def screened_by_all_rows() -> tuple[Any, torch.Tensor, float]:
+    weight = random(*SIZE)
+    product = all_rows(weight)
+    return product.multiply_into, rounding_norms(weight, *round_rows(weight)), 0.0
+
+
+def screened_by_few_rows() -> tuple[Any, torch.Tensor, float]:
+    weight = random(*SIZE)
+    rounded = round_rows(weight, FewRowsProduct.SCALE_DTYPE)
+    multiply = FewRowsProduct(*rounded).multiply_into
+    return multiply, rounding_norms(weight, *rounded), FewRowsProduct.ROUNDOFF
+
+
+@pytest.mark.parametrize("make", [screened_by_all_rows, screened_by_few_rows])
+def test_what_rounding_took_off_is_known(make: Any) -> None:
     """So that no product is farther from the true one than the norms allow."""
-    weight, x = random(*SIZE), random(33, SIZE[1], seed=2)
+    multiply, norms, roundoff = make()
+    weight, x = random(*SIZE), random(MAX_FEW_ROWS, SIZE[1], seed=2)
     x[4, 7] = 50.0  # an outlier makes all else of its row coarse
-    (rows, scales), rounded = round_rows(weight), all_rows(weight)
-    product = torch.empty(33, SIZE[0])
-    errors = rounded.multiply_into(x, product)
-    assert torch.equal(product, rounded(x))
-    assert errors[4] > 5 * errors.median()
-    norms = rounding_norms(weight, rows, scales)
+    product = torch.empty(MAX_FEW_ROWS, SIZE[0])
+    errors = multiply(x, product)
+    assert errors[4] > errors.median()
     bounds = torch.outer(x.norm(dim=1), norms.errors)
-    bounds += torch.outer(errors, norms.sizes)
+    bounds += torch.outer(errors, norms.sizes) + roundoff * product.abs()
     off = (product.double() - x.double() @ weight.double().t()).abs()
     assert (off <= bounds).all()
     assert off.max() > 0.05 * bounds.max(), "or the bounds say nothing"
+
+
+def test_rows_whose_scale_was_rounded_stay_within_8_bits() -> None:
+    weight = random(*SIZE)
+    rows, scales = round_rows(weight, torch.bfloat16)
+    assert torch.equal(scales, scales.bfloat16().float())
+    assert rows.abs().max() == 127
+    off = (rows.float() * scales - weight).abs() / scales
+    assert off.max() <= 0.51 + 127 * 2.0**-8
 
 
 def test_what_is_compiled_for_any_number_of_rows_takes_the_weights_as_they_are() -> (

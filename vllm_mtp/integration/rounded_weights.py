@@ -129,6 +129,41 @@ class FewRowsLinear:
         return product if bias is None else product + bias
 
 
+class FewRowsProduct:
+    """Of a few rows with a matrix in 8 bits, in place."""
+
+    SCALE_DTYPE = torch.bfloat16
+    ROUNDOFF = 1.01 * 2.0**-8
+    """Share of itself by which a product may be off: it is rounded to bfloat16."""
+
+    def __init__(
+        self,
+        # [out_features, in_features] int8
+        rows: torch.Tensor,
+        # [out_features, 1] float32, all of them bfloat16 numbers
+        scales: torch.Tensor,
+    ) -> None:
+        """Nothing is copied.
+
+        Args:
+            rows: See `round_rows`.
+            scales: See `round_rows`.
+        """
+        self._rows, self._scales = rows, scales.flatten().to(self.SCALE_DTYPE)
+
+    def multiply_into(
+        self,
+        # [num_tokens, in_features] float32
+        x: torch.Tensor,
+        # [num_tokens, out_features] float32
+        product: torch.Tensor,
+    ) -> torch.Tensor:
+        """``[num_tokens]``: norm of what rounding took off each row of activations."""
+        few = x.bfloat16()
+        product.copy_(torch._weight_int8pack_mm(few, self._rows, self._scales))
+        return (x - few.float()).norm(dim=1)
+
+
 class RoundedLinear:
     """A matrix in 8 bits, to be multiplied by."""
 
@@ -187,12 +222,19 @@ class RoundedLinear:
 def round_rows(
     # [out_features, in_features]
     weight: torch.Tensor,
+    scale_dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in 8 bits, and what to multiply each by: ``[out_features, 1]`` float32."""
+    """Rows in 8 bits, and what to multiply each by: ``[out_features, 1]`` float32.
+
+    Args:
+        weight: A matrix.
+        scale_dtype: What the scales are numbers of.
+    """
     weight = weight.detach().float()
     scales = weight.abs().amax(dim=1, keepdim=True).div_(_LARGEST)
-    scales.clamp_(min=_LEAST_SCALE)
-    return weight.div(scales).round_().to(torch.int8), scales
+    scales = scales.clamp_(min=_LEAST_SCALE).to(scale_dtype).float()
+    rounded = weight.div(scales).round_().clamp_(-_LARGEST, _LARGEST)
+    return rounded.to(torch.int8), scales
 
 
 class _RoundedMethod(UnquantizedLinearMethod):

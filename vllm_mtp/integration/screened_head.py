@@ -3,9 +3,11 @@
 Where nothing is asked of a step but the likeliest token of each row, its logits are
 those of `Screen`: of the tokens that can be the likeliest as the head has them, of all
 others -inf. What vLLM does with logits gives the same tokens then. Wherever more is
-asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is.
+asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is; also
+where the tokens of a request are restricted and its drafts are verified.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,8 +23,11 @@ from vllm_mtp.integration.draft_head import (
     PLAIN_METHODS,
     replace_logits_processors,
 )
-from vllm_mtp.integration.logits_processors_v1 import is_plainly_greedy
+from vllm_mtp.integration.draft_weights import has_kernel
+from vllm_mtp.integration.logits_processors_v1 import is_greedy_among_allowed
 from vllm_mtp.integration.rounded_weights import (
+    MAX_FEW_ROWS,
+    FewRowsProduct,
     RoundedLinear,
     multiplies_all_rows,
     round_rows,
@@ -70,7 +75,7 @@ def check_verify_head(vllm_config: Any) -> None:
     if wanted == "screened" and not _can_screen(vllm_config):
         raise ConfigError(
             "speculative_config.verify_head='screened' is not allowed here: it takes "
-            "an x86 CPU with AVX512-VNNI and without AMX, Model Runner V1 without "
+            "an x86 CPU with AVX2 and without AMX, Model Runner V1 without "
             "tensor or pipeline parallelism or LoRA, and a model whose weights are "
             "float32 or bfloat16, not quantized; leave it unset."
         )
@@ -79,7 +84,7 @@ def check_verify_head(vllm_config: Any) -> None:
 def _can_screen(vllm_config: Any) -> bool:
     parallel = vllm_config.parallel_config
     return (
-        multiplies_all_rows()
+        has_kernel()
         and not vllm_config.use_v2_model_runner
         and vllm_config.quant_config is None
         and vllm_config.lora_config is None
@@ -88,7 +93,7 @@ def _can_screen(vllm_config: Any) -> bool:
     )
 
 
-class PlainlyGreedy:
+class GreedyBatch:
     """Whether a runner's batch is asked for its likeliest tokens and nothing else."""
 
     def __init__(self, runner: Any) -> None:
@@ -100,18 +105,37 @@ class PlainlyGreedy:
         self._runner = runner
         self._metadata: Any = None
         self._is_plain = False
+        self._forbidden: tuple[Screen, torch.Tensor] | None = None
+        """Of this batch, in the order of a screen."""
 
-    def __call__(self) -> bool:
-        """Of the batch whose logits are about to be computed."""
+    def may_screen(self, num_rows: int) -> bool:
+        """Of the batch whose logits are about to be computed.
+
+        Args:
+            num_rows: Of logits.
+        """
         runner = self._runner
-        if not runner.input_batch.num_reqs or runner.num_prompt_logprobs:
+        num_requests = runner.input_batch.num_reqs
+        if not num_requests or runner.num_prompt_logprobs:
             return False
         # vLLM makes it anew whenever a request comes or goes.
         metadata = runner.input_batch.sampling_metadata
         if metadata is not self._metadata:
-            self._metadata = metadata
-            self._is_plain = is_plainly_greedy(metadata) and not self._has_grammars()
+            self._metadata, self._forbidden = metadata, None
+            is_greedy = is_greedy_among_allowed(metadata)
+            self._is_plain = is_greedy and not self._has_grammars()
+        if metadata.allowed_token_ids_mask is not None and num_rows != num_requests:
+            return False  # draft tokens are verified: whose a row is would be a guess
         return self._is_plain
+
+    def forbidden(self, screen: Screen) -> torch.Tensor | None:
+        """Tokens that may not come, see `Screen.logits`, if screening is allowed."""
+        mask = self._metadata.allowed_token_ids_mask
+        if mask is None:
+            return None
+        if self._forbidden is None or self._forbidden[0] is not screen:
+            self._forbidden = screen, screen.forbidden(mask)
+        return self._forbidden[1]
 
     def _has_grammars(self) -> bool:
         requests = self._runner.requests
@@ -125,22 +149,24 @@ class _Copy(NamedTuple):
     screen: Screen
     packed: Any
     """vLLM's own copy of the same weights, which it makes anew when they change."""
+    max_rows: float = math.inf
+    """For which screening takes less time than multiplying by the head as it is."""
 
 
 class ScreenedLogits(nn.Module):
     """Takes the place of a target's ``LogitsProcessor``."""
 
-    def __init__(self, original: LogitsProcessor, may_screen: PlainlyGreedy) -> None:
+    def __init__(self, original: LogitsProcessor, batch: GreedyBatch) -> None:
         """Nothing changes until a head is met.
 
         Args:
             original: vLLM's, of the target.
-            may_screen: Asked at every step.
+            batch: Asked at every step.
         """
         super().__init__()
         check_attributes(original, _ORIGINAL_ATTRIBUTES)
         self.original = original
-        self._may_screen = may_screen
+        self._batch = batch
         self._copies: dict[int, _Copy | None] = {}
         """Of each head, which this model holds on to; None of those left as they are.
         """
@@ -159,7 +185,13 @@ class ScreenedLogits(nn.Module):
         copy = self._copy_of(lm_head)
         logits: torch.Tensor | None = None
         is_plain = embedding_bias is None and not skip_gather
-        if copy is not None and is_plain and self._may_screen():
+        num_rows = len(hidden_states)
+        if (
+            copy is not None
+            and is_plain
+            and num_rows <= copy.max_rows
+            and self._batch.may_screen(num_rows)
+        ):
             logits = self._screened(copy.screen, lm_head, hidden_states)
         if logits is None:
             logits = self.original(lm_head, hidden_states, embedding_bias, skip_gather)
@@ -184,7 +216,8 @@ class ScreenedLogits(nn.Module):
             lm_head.weight.numel() >> 20,
         )
         weight = lm_head.weight.data[: self.original.org_vocab_size]
-        return _Copy(make_screen(weight), lm_head.cpu_linear)
+        max_rows = math.inf if multiplies_all_rows() else MAX_FEW_ROWS
+        return _Copy(make_screen(weight), lm_head.cpu_linear, max_rows)
 
     def _screened(
         self, screen: Screen, lm_head: Any, hidden_states: torch.Tensor
@@ -193,7 +226,11 @@ class ScreenedLogits(nn.Module):
         if self._num_to_rest:
             self._num_to_rest -= 1
             return None
-        logits = screen.logits(hidden_states, partial(self.original, lm_head))
+        logits = screen.logits(
+            hidden_states,
+            partial(self.original, lm_head),
+            self._batch.forbidden(screen),
+        )
         self._num_failed = self._num_failed + 1 if logits is None else 0
         if self._num_failed:
             self._num_to_rest = min(2**self._num_failed, _MAX_REST)
@@ -219,17 +256,22 @@ def make_screen(
 ) -> Screen:
     """Copy a head in 8 bits."""
     token_ids = row_order(weight)
+    takes_all = multiplies_all_rows()
+    scale_dtype = torch.float32 if takes_all else FewRowsProduct.SCALE_DTYPE
     rounded = torch.empty(len(token_ids), weight.shape[1], dtype=torch.int8)
     scales, errors, sizes = torch.empty(3, len(token_ids), 1)
     for first in range(0, len(token_ids), _ROWS_AT_A_TIME):
         where = slice(first, first + _ROWS_AT_A_TIME)
         part = weight[token_ids[where]]
-        rounded[where], scales[where] = round_rows(part)
+        rounded[where], scales[where] = round_rows(part, scale_dtype)
         norms = rounding_norms(part, rounded[where], scales[where])
         errors[where, 0], sizes[where, 0] = norms
-    multiply = RoundedLinear(rounded, scales, torch.float32).multiply_into
     norms = RoundingNorms(errors[:, 0], sizes[:, 0])
-    return Screen(multiply, norms, token_ids, weight)
+    if takes_all:
+        multiply = RoundedLinear(rounded, scales, torch.float32).multiply_into
+        return Screen(multiply, norms, token_ids, weight)
+    multiply = FewRowsProduct(rounded, scales).multiply_into
+    return Screen(multiply, norms, token_ids, weight, FewRowsProduct.ROUNDOFF)
 
 
 def screen_head(runner: Any, model: nn.Module) -> None:
@@ -239,10 +281,8 @@ def screen_head(runner: Any, model: nn.Module) -> None:
         runner: vLLM's V1 model runner.
         model: Its target, whose weights are loaded.
     """
-    may_screen = PlainlyGreedy(runner)
-    if replace_logits_processors(
-        model, lambda theirs: ScreenedLogits(theirs, may_screen)
-    ):
+    batch = GreedyBatch(runner)
+    if replace_logits_processors(model, lambda theirs: ScreenedLogits(theirs, batch)):
         # So that its head is known, and copied, before requests come.
         config = runner.model_config
         hidden = torch.zeros(1, config.get_hidden_size(), dtype=config.dtype)

@@ -13,8 +13,9 @@ took off) and a hidden state x = q + d alike, the logit is
     w.x = r.q + e.x + r.d,   where |e.x + r.d| <= |e| |x| + |r| |d|   (Cauchy-Schwarz)
 
 and r.q is what the copy computes, in whole numbers. All four norms are known. Added to
-it: what float32 sums are off by at most, in the target's own head and here, and what
-the logits lose where the target rounds them to bfloat16.
+it: what float32 sums are off by at most, in the target's own head and here, what the
+copy's logits lose where its kernel rounds them to bfloat16, and what the logits lose
+where the target does.
 """
 
 from collections.abc import Callable
@@ -34,6 +35,8 @@ _MAX_KEPT_ROWS = 64
 """Of logits that are written into the same memory step after step. Asking for new
 memory of this size takes a quarter of the time that the product takes."""
 _UNIT_ROUNDOFF = 2.0**-24
+_IMPOSSIBLE = -1e30
+"""Logit of a forbidden token: finite, since bounds are reckoned with it."""
 _BFLOAT16_MARGIN = 1.25
 """Two logits are rounded by half a unit each; the rest covers the bound's own end."""
 
@@ -72,6 +75,7 @@ class Screen:
         token_ids: torch.Tensor,
         # [vocab_size, hidden_size], of the target
         weight: torch.Tensor,
+        roundoff: float = 0.0,
     ) -> None:
         """Nothing is copied.
 
@@ -81,9 +85,11 @@ class Screen:
             norms: Of the copy's rows.
             token_ids: Of the copy's rows.
             weight: What decides between the tokens that are left.
+            roundoff: By what share of it a product may be off that the copy's kernel
+                has rounded.
         """
         self._multiply, self._weight = multiply, weight
-        self._token_ids = token_ids
+        self._token_ids, self._roundoff = token_ids, roundoff
         self._vocab_size, hidden_size = weight.shape
         errors, sizes = norms
         # Of the sums in the target's head and of those here.
@@ -97,19 +103,30 @@ class Screen:
         self.is_stale = False
         """A logit was off by more than it can be: the weights have changed."""
 
+    def forbidden(
+        self,
+        # [num_tokens, vocab_size] bool
+        is_forbidden: torch.Tensor,
+    ) -> torch.Tensor:
+        """``[num_tokens, num_rows]``: the same of the copy's rows, for ``logits``."""
+        return is_forbidden[:, self._token_ids]
+
     def logits(
         self,
         # [num_tokens, hidden_size] of the weight's dtype
         hidden_states: torch.Tensor,
         # of [any, hidden_size]: [any, vocab_size]
         whole: Callable[[torch.Tensor], torch.Tensor],
+        # [num_tokens, num_rows] bool
+        forbidden: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Logits of the tokens that can be the likeliest, -inf for all others.
 
         Args:
             hidden_states: Of the tokens before.
             whole: Multiplies by the whole head: for rows of which too many tokens are
-                left, or none (they are not finite).
+                left, or none (they are not finite). Forbidden tokens have logits then.
+            forbidden: Tokens that are not asked for, see ``forbidden``.
 
         Returns:
             ``[num_tokens, vocab_size]`` float32, as the target's dtype has them and
@@ -121,7 +138,7 @@ class Screen:
             logits = self._kept[:num_tokens]
         else:
             logits = self._kept.new_empty(num_tokens, self._kept.shape[1])
-        found = self._candidates(hidden_states, logits)
+        found = self._candidates(hidden_states, logits, forbidden)
         if found is None:
             return None
         rows, token_ids, approximate, bounds, others = found
@@ -142,15 +159,23 @@ class Screen:
         hidden_states: torch.Tensor,
         # [num_tokens, num_rows] float32, which is written
         approximate: torch.Tensor,
+        # [num_tokens, num_rows] bool
+        forbidden: torch.Tensor | None,
     ) -> Candidates | None:
         """All that can be the likeliest; None where they are too many."""
         x = hidden_states.float()
         errors = self._multiply(x, approximate)
+        if forbidden is not None:
+            approximate.masked_fill_(forbidden, _IMPOSSIBLE)
         sizes = x.norm(dim=1)
         blocks = torch.unflatten(approximate, 1, (-1, BLOCK_TOKENS))
         highest = blocks.amax(dim=2)
         doubt = torch.outer(sizes, self._block_errors)
         doubt += torch.outer(errors, self._block_sizes)
+        if self._roundoff:
+            # What a product may be at most rises with it, so the highest one bounds all
+            # of its block.
+            doubt += self._roundoff * highest.abs()
         upper = highest + doubt
         least = (highest - doubt).amax(dim=1)
         if hidden_states.dtype != torch.float32:
@@ -168,6 +193,8 @@ class Screen:
         values = blocks[rows, block]
         bounds = sizes[rows, None] * self._errors[block]
         bounds += errors[rows, None] * self._sizes[block]
+        if self._roundoff:
+            bounds += self._roundoff * values.abs()
         is_left = values + bounds >= least[rows, None]
         place, offset = is_left.nonzero(as_tuple=True)
         if len(place) > _MAX_CANDIDATES * len(x):

@@ -23,7 +23,11 @@ def rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (rows.float() / scales).round().to(torch.int8), scales
 
 
-def screen_of(weight: torch.Tensor) -> Screen:
+ROUNDOFF = 1.01 * 2.0**-8
+"""Of products in bfloat16."""
+
+
+def screen_of(weight: torch.Tensor, roundoff: float = 0.0) -> Screen:
     token_ids = row_order(weight)
     rows, scales = rounded(weight[token_ids])
     norms = rounding_norms(weight[token_ids], rows, scales)
@@ -31,10 +35,11 @@ def screen_of(weight: torch.Tensor) -> Screen:
     def multiply(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
         tokens, token_scales = rounded(x)
         sums = tokens.double() @ rows.double().t()
-        product.copy_(sums.float() * token_scales * scales.t())
+        products = sums.float() * token_scales * scales.t()
+        product.copy_(products.bfloat16() if roundoff else products)
         return (x - tokens.float() * token_scales).norm(dim=1)
 
-    return Screen(multiply, norms, token_ids, weight)
+    return Screen(multiply, norms, token_ids, weight, roundoff)
 
 
 def found(weight: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -64,8 +69,10 @@ def pointing(weight: torch.Tensor, token_ids: torch.Tensor, seed: int) -> torch.
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     sizes=st.sampled_from([0.0, 1.0, 3.0]),
     outlier=st.sampled_from([1.0, 40.0]),
+    roundoff=st.sampled_from([0.0, ROUNDOFF]),
+    num_forbidden=st.sampled_from([0, 1, 300]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=120)
 def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     seed: int,
     vocab_size: int,
@@ -73,6 +80,8 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     dtype: torch.dtype,
     sizes: float,
     outlier: float,
+    roundoff: float,
+    num_forbidden: int,
 ) -> None:
     weight = random(vocab_size, HIDDEN_SIZE, seed=seed)
     weight *= (sizes * random(vocab_size, 1, seed=seed + 1)).exp()
@@ -80,6 +89,8 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     weight = weight.to(dtype)
     token_ids = torch.arange(num_tokens) % vocab_size
     hidden_states = pointing(weight, token_ids, seed + 2).to(dtype)
+    is_forbidden = random(num_tokens, vocab_size, seed=seed + 3).argsort(dim=1)
+    is_forbidden = is_forbidden < min(num_forbidden, vocab_size - 1)
     num_whole = 0
 
     def whole(some: torch.Tensor) -> torch.Tensor:
@@ -87,13 +98,17 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
         num_whole += len(some)
         return (some.float() @ weight.float().t()).to(dtype)
 
-    logits = screen_of(weight).logits(hidden_states, whole)
+    screen = screen_of(weight, roundoff)
+    forbidden = screen.forbidden(is_forbidden) if num_forbidden else None
+    logits = screen.logits(hidden_states, whole, forbidden)
+    assert not screen.is_stale
     if logits is None:
         return
     assert logits.shape == (num_tokens, vocab_size)
     assert 2 * num_whole <= num_tokens
     exact = hidden_states.double() @ weight.double().t()
     wanted = exact.to(dtype)  # as the target has them
+    wanted[is_forbidden] = -torch.inf
     is_best = wanted == wanted.amax(dim=1, keepdim=True)
     assert (logits[is_best] > -torch.inf).all()
     is_kept = logits > -torch.inf
@@ -144,6 +159,34 @@ def test_the_head_decides_between_tokens_that_8_bits_confuse(
     assert in_8_bits.argmax() == 99, "or this shows nothing"
     logits = found(weight, hidden_states)
     assert logits is not None
+    assert logits.argmax() == 7
+
+
+def test_a_forbidden_token_does_not_rule_out_another_one() -> None:
+    weight = random(VOCAB_SIZE, HIDDEN_SIZE)
+    hidden_states = pointing(weight, torch.arange(40), 1)
+    exact = hidden_states @ weight.t()
+    is_forbidden = exact >= exact.topk(5, dim=1).values[:, -1:]
+    screen = screen_of(weight)
+    logits = screen.logits(hidden_states, never, screen.forbidden(is_forbidden))
+    assert logits is not None
+    assert (logits[is_forbidden] == -torch.inf).all()
+    allowed = exact.masked_fill(is_forbidden, -torch.inf)
+    assert torch.equal(logits.argmax(dim=1), allowed.argmax(dim=1))
+
+
+def test_products_that_were_rounded_mislead() -> None:
+    """Tokens 7 and 99 differ by less than bfloat16 can say."""
+    weight = torch.full((BLOCK_TOKENS, HIDDEN_SIZE), -1.0)
+    weight[7], weight[99] = 1.0, 1.0
+    weight[99, :3] = 126 / 127
+    hidden_states = torch.full((1, HIDDEN_SIZE), 1.0)
+    rows, scales = rounded(weight)
+    products = ((hidden_states @ rows.float().t()) * scales.t()).bfloat16()
+    assert products[0, 7] == products[0, 99], "or this shows nothing"
+    logits = screen_of(weight, ROUNDOFF).logits(hidden_states, never)
+    assert logits is not None
+    assert (logits > -torch.inf).nonzero()[:, 1].tolist() == [7, 99]
     assert logits.argmax() == 7
 
 
