@@ -63,10 +63,8 @@ def counter(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Counter:
     ours = screened_logits(llm)
     screen, whole = Screen.logits, ours.original.forward
 
-    def count_screened(
-        self: Screen, hidden_states: torch.Tensor, rest: Any, forbidden: Any
-    ) -> Any:
-        logits = screen(self, hidden_states, rest, forbidden)
+    def count_screened(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
+        logits = screen(self, hidden_states, rest)
         counter.screened += 0 if logits is None else len(hidden_states)
         return logits
 
@@ -161,39 +159,6 @@ def test_one_request_that_asks_for_more_is_enough(
         assert list(found) == reference.continuations[place][: len(found)]
 
 
-def test_allowed_tokens_are_screened_where_nothing_is_verified(
-    llm: Any, counter: Counter, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm import SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    prompts = [TokensPrompt(prompt_token_ids=list(p)) for p in reference.prompts[:6]]
-    params = [
-        # Every second token, another half for every second request; the last is free.
-        SamplingParams(
-            temperature=0.0,
-            max_tokens=24,
-            ignore_eos=True,
-            allowed_token_ids=list(range(i % 2, 16384, 2)) if i < 5 else None,
-            extra_args={"mtp_plus_k": 0},
-        )
-        for i in range(6)
-    ]
-    texts = []
-    for _ in range(2):
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        texts.append([list(output.outputs[0].token_ids) for output in outputs])
-        if len(texts) == 1:
-            assert counter.whole == 0 < counter.screened
-            monkeypatch.setattr(
-                screened_logits(llm)._batch, "may_screen", lambda num_rows: False
-            )
-    assert counter.whole > 0
-    assert texts[0] == texts[1]
-    assert all(token % 2 == 0 for token in texts[0][0])
-    assert all(token % 2 == 1 for token in texts[0][1])
-
-
 def test_weights_that_change_are_followed(
     llm: Any, counter: Counter, reference: Reference
 ) -> None:
@@ -215,10 +180,8 @@ def test_in_bfloat16_tokens_are_those_of_the_whole_head(
     """Of the same hidden states; texts of two engines part where rounding differs."""
     screen, screened = Screen.logits, []
 
-    def keep(
-        self: Screen, hidden_states: torch.Tensor, rest: Any, forbidden: Any
-    ) -> Any:
-        logits = screen(self, hidden_states, rest, forbidden)
+    def keep(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
+        logits = screen(self, hidden_states, rest)
         if logits is not None:
             screened.append((hidden_states.clone(), logits.argmax(dim=1)))
         return logits

@@ -82,14 +82,12 @@ def min_p_of(sampling_metadata: Any) -> MinPLogitsProcessor | None:
 
 def is_plainly_greedy(sampling_metadata: Any) -> bool:
     """Whether each token of a batch is the likeliest one, and no more is asked for."""
-    is_free = sampling_metadata.allowed_token_ids_mask is None
-    return is_free and is_greedy_among_allowed(sampling_metadata)
-
-
-def is_greedy_among_allowed(sampling_metadata: Any) -> bool:
-    """The same, but that only some tokens may be allowed."""
     given = sampling_metadata
-    return bool(given.all_greedy and _asks_for_tokens_only(given))
+    return bool(
+        given.all_greedy
+        and given.allowed_token_ids_mask is None
+        and _asks_for_tokens_only(given)
+    )
 
 
 def is_plainly_sampled(sampling_metadata: Any) -> bool:

@@ -3,8 +3,7 @@
 Where nothing is asked of a step but the likeliest token of each row, its logits are
 those of `Screen`: of the tokens that can be the likeliest as the head has them, of all
 others -inf. What vLLM does with logits gives the same tokens then. Wherever more is
-asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is; also
-where the tokens of a request are restricted and its drafts are verified.
+asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is.
 """
 
 import math
@@ -24,7 +23,7 @@ from vllm_mtp.integration.draft_head import (
     replace_logits_processors,
 )
 from vllm_mtp.integration.draft_weights import has_kernel
-from vllm_mtp.integration.logits_processors_v1 import is_greedy_among_allowed
+from vllm_mtp.integration.logits_processors_v1 import is_plainly_greedy
 from vllm_mtp.integration.rounded_weights import (
     MAX_FEW_ROWS,
     FewRowsProduct,
@@ -93,7 +92,7 @@ def _can_screen(vllm_config: Any) -> bool:
     )
 
 
-class GreedyBatch:
+class PlainlyGreedy:
     """Whether a runner's batch is asked for its likeliest tokens and nothing else."""
 
     def __init__(self, runner: Any) -> None:
@@ -105,37 +104,18 @@ class GreedyBatch:
         self._runner = runner
         self._metadata: Any = None
         self._is_plain = False
-        self._forbidden: tuple[Screen, torch.Tensor] | None = None
-        """Of this batch, in the order of a screen."""
 
-    def may_screen(self, num_rows: int) -> bool:
-        """Of the batch whose logits are about to be computed.
-
-        Args:
-            num_rows: Of logits.
-        """
+    def __call__(self) -> bool:
+        """Of the batch whose logits are about to be computed."""
         runner = self._runner
-        num_requests = runner.input_batch.num_reqs
-        if not num_requests or runner.num_prompt_logprobs:
+        if not runner.input_batch.num_reqs or runner.num_prompt_logprobs:
             return False
         # vLLM makes it anew whenever a request comes or goes.
         metadata = runner.input_batch.sampling_metadata
         if metadata is not self._metadata:
-            self._metadata, self._forbidden = metadata, None
-            is_greedy = is_greedy_among_allowed(metadata)
-            self._is_plain = is_greedy and not self._has_grammars()
-        if metadata.allowed_token_ids_mask is not None and num_rows != num_requests:
-            return False  # draft tokens are verified: whose a row is would be a guess
+            self._metadata = metadata
+            self._is_plain = is_plainly_greedy(metadata) and not self._has_grammars()
         return self._is_plain
-
-    def forbidden(self, screen: Screen) -> torch.Tensor | None:
-        """Tokens that may not come, see `Screen.logits`, if screening is allowed."""
-        mask = self._metadata.allowed_token_ids_mask
-        if mask is None:
-            return None
-        if self._forbidden is None or self._forbidden[0] is not screen:
-            self._forbidden = screen, screen.forbidden(mask)
-        return self._forbidden[1]
 
     def _has_grammars(self) -> bool:
         requests = self._runner.requests
@@ -156,17 +136,17 @@ class _Copy(NamedTuple):
 class ScreenedLogits(nn.Module):
     """Takes the place of a target's ``LogitsProcessor``."""
 
-    def __init__(self, original: LogitsProcessor, batch: GreedyBatch) -> None:
+    def __init__(self, original: LogitsProcessor, may_screen: PlainlyGreedy) -> None:
         """Nothing changes until a head is met.
 
         Args:
             original: vLLM's, of the target.
-            batch: Asked at every step.
+            may_screen: Asked at every step.
         """
         super().__init__()
         check_attributes(original, _ORIGINAL_ATTRIBUTES)
         self.original = original
-        self._batch = batch
+        self._may_screen = may_screen
         self._copies: dict[int, _Copy | None] = {}
         """Of each head, which this model holds on to; None of those left as they are.
         """
@@ -185,12 +165,11 @@ class ScreenedLogits(nn.Module):
         copy = self._copy_of(lm_head)
         logits: torch.Tensor | None = None
         is_plain = embedding_bias is None and not skip_gather
-        num_rows = len(hidden_states)
         if (
             copy is not None
             and is_plain
-            and num_rows <= copy.max_rows
-            and self._batch.may_screen(num_rows)
+            and len(hidden_states) <= copy.max_rows
+            and self._may_screen()
         ):
             logits = self._screened(copy.screen, lm_head, hidden_states)
         if logits is None:
@@ -226,11 +205,7 @@ class ScreenedLogits(nn.Module):
         if self._num_to_rest:
             self._num_to_rest -= 1
             return None
-        logits = screen.logits(
-            hidden_states,
-            partial(self.original, lm_head),
-            self._batch.forbidden(screen),
-        )
+        logits = screen.logits(hidden_states, partial(self.original, lm_head))
         self._num_failed = self._num_failed + 1 if logits is None else 0
         if self._num_failed:
             self._num_to_rest = min(2**self._num_failed, _MAX_REST)
@@ -281,8 +256,10 @@ def screen_head(runner: Any, model: nn.Module) -> None:
         runner: vLLM's V1 model runner.
         model: Its target, whose weights are loaded.
     """
-    batch = GreedyBatch(runner)
-    if replace_logits_processors(model, lambda theirs: ScreenedLogits(theirs, batch)):
+    may_screen = PlainlyGreedy(runner)
+    if replace_logits_processors(
+        model, lambda theirs: ScreenedLogits(theirs, may_screen)
+    ):
         # So that its head is known, and copied, before requests come.
         config = runner.model_config
         hidden = torch.zeros(1, config.get_hidden_size(), dtype=config.dtype)

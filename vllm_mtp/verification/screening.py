@@ -35,8 +35,6 @@ _MAX_KEPT_ROWS = 64
 """Of logits that are written into the same memory step after step. Asking for new
 memory of this size takes a quarter of the time that the product takes."""
 _UNIT_ROUNDOFF = 2.0**-24
-_IMPOSSIBLE = -1e30
-"""Logit of a forbidden token: finite, since bounds are reckoned with it."""
 _BFLOAT16_MARGIN = 1.25
 """Two logits are rounded by half a unit each; the rest covers the bound's own end."""
 
@@ -103,30 +101,19 @@ class Screen:
         self.is_stale = False
         """A logit was off by more than it can be: the weights have changed."""
 
-    def forbidden(
-        self,
-        # [num_tokens, vocab_size] bool
-        is_forbidden: torch.Tensor,
-    ) -> torch.Tensor:
-        """``[num_tokens, num_rows]``: the same of the copy's rows, for ``logits``."""
-        return is_forbidden[:, self._token_ids]
-
     def logits(
         self,
         # [num_tokens, hidden_size] of the weight's dtype
         hidden_states: torch.Tensor,
         # of [any, hidden_size]: [any, vocab_size]
         whole: Callable[[torch.Tensor], torch.Tensor],
-        # [num_tokens, num_rows] bool
-        forbidden: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Logits of the tokens that can be the likeliest, -inf for all others.
 
         Args:
             hidden_states: Of the tokens before.
             whole: Multiplies by the whole head: for rows of which too many tokens are
-                left, or none (they are not finite). Forbidden tokens have logits then.
-            forbidden: Tokens that are not asked for, see ``forbidden``.
+                left, or none (they are not finite).
 
         Returns:
             ``[num_tokens, vocab_size]`` float32, as the target's dtype has them and
@@ -138,7 +125,7 @@ class Screen:
             logits = self._kept[:num_tokens]
         else:
             logits = self._kept.new_empty(num_tokens, self._kept.shape[1])
-        found = self._candidates(hidden_states, logits, forbidden)
+        found = self._candidates(hidden_states, logits)
         if found is None:
             return None
         rows, token_ids, approximate, bounds, others = found
@@ -159,14 +146,10 @@ class Screen:
         hidden_states: torch.Tensor,
         # [num_tokens, num_rows] float32, which is written
         approximate: torch.Tensor,
-        # [num_tokens, num_rows] bool
-        forbidden: torch.Tensor | None,
     ) -> Candidates | None:
         """All that can be the likeliest; None where they are too many."""
         x = hidden_states.float()
         errors = self._multiply(x, approximate)
-        if forbidden is not None:
-            approximate.masked_fill_(forbidden, _IMPOSSIBLE)
         sizes = x.norm(dim=1)
         blocks = torch.unflatten(approximate, 1, (-1, BLOCK_TOKENS))
         highest = blocks.amax(dim=2)

@@ -70,7 +70,6 @@ def pointing(weight: torch.Tensor, token_ids: torch.Tensor, seed: int) -> torch.
     sizes=st.sampled_from([0.0, 1.0, 3.0]),
     outlier=st.sampled_from([1.0, 40.0]),
     roundoff=st.sampled_from([0.0, ROUNDOFF]),
-    num_forbidden=st.sampled_from([0, 1, 300]),
 )
 @settings(deadline=None, max_examples=120)
 def test_no_token_that_may_be_the_likeliest_is_ruled_out(
@@ -81,7 +80,6 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     sizes: float,
     outlier: float,
     roundoff: float,
-    num_forbidden: int,
 ) -> None:
     weight = random(vocab_size, HIDDEN_SIZE, seed=seed)
     weight *= (sizes * random(vocab_size, 1, seed=seed + 1)).exp()
@@ -89,8 +87,6 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     weight = weight.to(dtype)
     token_ids = torch.arange(num_tokens) % vocab_size
     hidden_states = pointing(weight, token_ids, seed + 2).to(dtype)
-    is_forbidden = random(num_tokens, vocab_size, seed=seed + 3).argsort(dim=1)
-    is_forbidden = is_forbidden < min(num_forbidden, vocab_size - 1)
     num_whole = 0
 
     def whole(some: torch.Tensor) -> torch.Tensor:
@@ -99,8 +95,7 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
         return (some.float() @ weight.float().t()).to(dtype)
 
     screen = screen_of(weight, roundoff)
-    forbidden = screen.forbidden(is_forbidden) if num_forbidden else None
-    logits = screen.logits(hidden_states, whole, forbidden)
+    logits = screen.logits(hidden_states, whole)
     assert not screen.is_stale
     if logits is None:
         return
@@ -108,7 +103,6 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
     assert 2 * num_whole <= num_tokens
     exact = hidden_states.double() @ weight.double().t()
     wanted = exact.to(dtype)  # as the target has them
-    wanted[is_forbidden] = -torch.inf
     is_best = wanted == wanted.amax(dim=1, keepdim=True)
     assert (logits[is_best] > -torch.inf).all()
     is_kept = logits > -torch.inf
@@ -160,19 +154,6 @@ def test_the_head_decides_between_tokens_that_8_bits_confuse(
     logits = found(weight, hidden_states)
     assert logits is not None
     assert logits.argmax() == 7
-
-
-def test_a_forbidden_token_does_not_rule_out_another_one() -> None:
-    weight = random(VOCAB_SIZE, HIDDEN_SIZE)
-    hidden_states = pointing(weight, torch.arange(40), 1)
-    exact = hidden_states @ weight.t()
-    is_forbidden = exact >= exact.topk(5, dim=1).values[:, -1:]
-    screen = screen_of(weight)
-    logits = screen.logits(hidden_states, never, screen.forbidden(is_forbidden))
-    assert logits is not None
-    assert (logits[is_forbidden] == -torch.inf).all()
-    allowed = exact.masked_fill(is_forbidden, -torch.inf)
-    assert torch.equal(logits.argmax(dim=1), allowed.argmax(dim=1))
 
 
 def test_products_that_were_rounded_mislead() -> None:
