@@ -88,10 +88,18 @@ def test_the_same_random_numbers_give_the_same_tokens(
 ) -> None:
     # Or so small a vocabulary would be sampled by vLLM's kernel.
     monkeypatch.setattr(sampling_v1, "FEW_LOGITS", 0)
+    calls, distributions = [], verification_v1.distributions
+    monkeypatch.setattr(
+        verification_v1,
+        "distributions",
+        lambda *args: calls.append(args) or distributions(*args),
+    )
     sampling, seeds = sampled(**CHANGES[name]), range(40)
     found = [verify(seed, sampling, is_drawn, dtype) for seed in seeds]
+    assert len(calls) == len(seeds), "all went the shorter way"
     monkeypatch.setattr(verification_v1, "is_plainly_sampled", lambda given: False)
     wanted = [verify(seed, sampling, is_drawn, dtype) for seed in seeds]
+    assert len(calls) == len(seeds), "none did"
     assert all(map(torch.equal, found, wanted))
     assert found[0].dtype == wanted[0].dtype
     kept = torch.stack(found)[:, 1] >= 0
