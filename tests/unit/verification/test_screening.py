@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_mtp.verification.screening import (
     BLOCK_TOKENS,
+    RoundingNorms,
     Screen,
     rounding_norms,
     row_order,
@@ -168,6 +169,27 @@ def test_products_that_were_rounded_mislead() -> None:
     logits = screen_of(weight, ROUNDOFF).logits(hidden_states, never)
     assert logits is not None
     assert (logits > -torch.inf).nonzero()[:, 1].tolist() == [7, 99]
+    assert logits.argmax() == 7
+
+
+def test_products_that_were_rounded_apart_rule_nothing_out() -> None:
+    """Token 7 is the likeliest; the copy has it below 64.25, which bfloat16 makes 64.0,
+    and token 200, in another block, above, which it makes 64.5."""
+    weight = torch.zeros(2 * BLOCK_TOKENS, HIDDEN_SIZE)
+    weight[7, 0], weight[200, 0] = 64.26, 64.24
+    in_8_bits = weight[:, 0].clone()
+    in_8_bits[7], in_8_bits[200] = 64.245, 64.255
+
+    def multiply(x: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        product.copy_(in_8_bits.bfloat16())
+        return torch.zeros(len(x))
+
+    token_ids = torch.arange(len(weight))
+    norms = RoundingNorms(torch.full((len(weight),), 0.02), weight.norm(dim=1))
+    screen = Screen(multiply, norms, token_ids, weight, ROUNDOFF)
+    logits = screen.logits(torch.eye(1, HIDDEN_SIZE), never)
+    assert logits is not None
+    assert (logits > -torch.inf).nonzero()[:, 1].tolist() == [7, 200]
     assert logits.argmax() == 7
 
 
