@@ -1,4 +1,4 @@
-"""Build script: compiles the native rollback kernels of ``csrc/`` where it can.
+"""Build script: compiles the native kernels of ``csrc/`` where it can.
 
 Metadata lives in ``pyproject.toml``. Two libraries, neither required::
 
@@ -25,10 +25,10 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 CPU, CUDA = "vllm_mtp._C_cpu", "vllm_mtp._C_cuda"
 SOURCES = {
-    CPU: ["csrc/bindings.cpp", "csrc/rollback_cpu.cpp"],
-    CUDA: ["csrc/bindings.cpp", "csrc/rollback_cuda.cu"],
+    CPU: ["csrc/bindings.cpp", "csrc/greedy_cpu.cpp", "csrc/rollback_cpu.cpp"],
+    CUDA: ["csrc/bindings.cpp", "csrc/greedy_cuda.cu", "csrc/rollback_cuda.cu"],
 }
-HEADERS = ["csrc/rollback.h"]
+HEADERS = ["csrc/greedy.h", "csrc/rollback.h"]
 
 # 2.10: the first whose stable ABI passes lists of tensors.
 TORCH_TARGET_VERSION = "0x020a000000000000"
@@ -133,15 +133,23 @@ def compile_bindings(torch: Path, folder: Path, *macros: str) -> str:
     return target
 
 
+def compile_kernels(compiler: list[str], name: str, folder: Path) -> list[str]:
+    """Compile a library's sources but for the bindings; returns the objects' paths."""
+    objects = []
+    for source in SOURCES[name][1:]:
+        objects.append(str(folder / f"{Path(source).stem}.o"))
+        run([*compiler, "-c", source, "-o", objects[-1]])
+    return objects
+
+
 def build_cpu(folder: Path) -> Path:
     """Build the CPU library in ``folder`` and return its path."""
     library = folder / "library.so"
     torch = torch_directory()
     bindings = compile_bindings(torch, folder)
-    kernels = str(folder / "rollback_cpu.o")
-    run([*cxx(), *CXX_FLAGS, "-c", "csrc/rollback_cpu.cpp", "-o", kernels])
+    kernels = compile_kernels([*cxx(), *CXX_FLAGS], CPU, folder)
     link = [f"-L{torch / 'lib'}", "-ltorch_cpu"]
-    run([*cxx(), "-shared", bindings, kernels, *link, "-o", str(library)])
+    run([*cxx(), "-shared", bindings, *kernels, *link, "-o", str(library)])
     return library
 
 
@@ -154,15 +162,14 @@ def build_cuda(folder: Path) -> Path:
     library = folder / "library.so"
     compiler, torch = nvcc(), torch_directory()
     bindings = compile_bindings(torch, folder, "-DUSE_CUDA")
-    kernels = str(folder / "rollback_cuda.o")
     options = ["-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden"]
     # --threads 0: one process per architecture.
     architectures = ["--threads", "0", *architecture_flags(compiler)]
-    run([compiler, *options, *architectures, "-c", SOURCES[CUDA][1], "-o", kernels])
+    kernels = compile_kernels([compiler, *options, *architectures], CUDA, folder)
     # Static and hidden: the runtime must not meet another version in torch's process.
     link = ["-cudart=static", "-Xlinker=--exclude-libs,ALL", f"-L{torch / 'lib'}"]
     link += ["-Xlinker=--no-as-needed", "-ltorch", "-ltorch_cpu", "-o", str(library)]
-    run([compiler, "-shared", *architectures, bindings, kernels, *link])
+    run([compiler, "-shared", *architectures, bindings, *kernels, *link])
     return library
 
 

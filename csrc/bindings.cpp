@@ -1,6 +1,7 @@
 // Registers one device's implementation of the ops that vllm_mtp/kernels/schemas.py
 // defines. Compiled once for the CPU and, with USE_CUDA, once for CUDA. Only PyTorch's
 // stable ABI is used, so that one build serves several versions of torch.
+#include "greedy.h"
 #include "rollback.h"
 
 #include <torch/csrc/stable/accelerator.h>
@@ -161,10 +162,37 @@ void scrub_rejected_slots_op(const std::vector<Tensor>&, const std::vector<Tenso
   run(planes, query_start_loc, num_rejected);
 }
 
+void accept_greedily_op(const Tensor& target_token_ids, const Tensor& input_ids,
+                        const Tensor& positions, const Tensor& logits_indices,
+                        const Tensor& cu_num_logits, const Tensor& seq_lens,
+                        const Tensor& idx_mapping, const Tensor& prefill_len,
+                        const Tensor& sampled, const Tensor& num_sampled,
+                        const Tensor& num_rejected) {
+  const GreedyStep step{
+      .target_token_ids = dense<int64_t>(target_token_ids, "target_token_ids"),
+      .input_ids = dense<int32_t>(input_ids, "input_ids"),
+      .positions = dense<int64_t>(positions, "positions"),
+      .logits_indices = dense<int64_t>(logits_indices, "logits_indices"),
+      .cu_num_logits = dense<int32_t>(cu_num_logits, "cu_num_logits"),
+      .seq_lens = dense<int32_t>(seq_lens, "seq_lens"),
+      .idx_mapping = dense<int64_t>(idx_mapping, "idx_mapping"),
+      .prefill_len = dense<int32_t>(prefill_len, "prefill_len"),
+      .num_reqs = sampled.size(0),
+      .num_columns = sampled.size(1),
+      .sampled_token_ids = dense<int64_t>(sampled, "sampled_token_ids"),
+      .num_sampled = dense<int32_t>(num_sampled, "num_sampled"),
+      .num_rejected = dense<int32_t>(num_rejected, "num_rejected"),
+  };
+  const Launch launch(sampled);
+  const char* error = accept_greedily(step, launch.stream());
+  STD_TORCH_CHECK(error == nullptr, error);
+}
+
 #define REGISTER(ops)                                                     \
   ops.impl("rollback_metadata", TORCH_BOX(&rollback_metadata_op));        \
   ops.impl("pad_rejected_rows", TORCH_BOX(&pad_rejected_rows_op));        \
-  ops.impl("scrub_rejected_slots", TORCH_BOX(&scrub_rejected_slots_op));
+  ops.impl("scrub_rejected_slots", TORCH_BOX(&scrub_rejected_slots_op));  \
+  ops.impl("accept_greedily", TORCH_BOX(&accept_greedily_op));
 
 #ifdef USE_CUDA
 STABLE_TORCH_LIBRARY_IMPL(vllm_mtp, CUDA, ops) { REGISTER(ops) }

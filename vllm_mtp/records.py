@@ -188,6 +188,31 @@ class RollbackPlan(NamedTuple):
     vocab_size: int
 
 
+class GreedyStep(NamedTuple):
+    """What a step of greedy requests alone is verified by, on the worker's device.
+
+    A row is a token whose successor the target has chosen. Request ``i`` owns rows
+    ``cu_num_logits[i]`` to ``cu_num_logits[i + 1]``: that of its newest token, then
+    those of its draft tokens.
+    """
+
+    # [num_rows] int64: the target's choice after each row
+    target_token_ids: "torch.Tensor"
+    # [num_tokens] int32: the step's tokens, and int64: their positions
+    input_ids: "torch.Tensor"
+    positions: "torch.Tensor"
+    # [num_rows] int64: which of those tokens a row is
+    logits_indices: "torch.Tensor"
+    # [num_reqs + 1] int32
+    cu_num_logits: "torch.Tensor"
+    # [num_reqs or more] int32, the step's tokens included
+    seq_lens: "torch.Tensor"
+    # [num_reqs] int64: where in `prefill_len` each request is
+    idx_mapping: "torch.Tensor"
+    # [max_num_reqs] int32: tokens that are computed before the first is sampled
+    prefill_len: "torch.Tensor"
+
+
 class RolledBack(NamedTuple):
     """What remains of a step when its rejected draft tokens are gone."""
 

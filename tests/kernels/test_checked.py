@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from tests.kernels.caches import Group, Layer, Memory, Scrub
+from tests.kernels.greedy_steps import Outputs, Request, step_of
 from tests.kernels.plans import PADDING, Step, decode, outputs_for, prefill
-from vllm_mtp.kernels import dispatch, reference
+from vllm_mtp.kernels import dispatch, reference, schemas
 from vllm_mtp.kernels.checked import (
     BlockTable,
     InvalidRollbackPlanError,
+    check_greedy_step,
     check_pad_plan,
     check_rollback_plan,
     check_scrub_plan,
@@ -381,10 +383,29 @@ def test_bad_padding_is_refused_by_name_and_value(slots, starts, counts, words) 
     assert str(error.value).startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"positions": torch.zeros(5)}, "positions.dtype"),
+        ({"cu_num_logits": int32(0, 4, 3)}, "cu_num_logits[2] = 3"),
+        ({"cu_num_logits": int32(0, 3, 3)}, "cu_num_logits[2] = 3"),
+        ({"logits_indices": torch.tensor([0, 1, 2, 9])}, "logits_indices[3] = 9"),
+        ({"idx_mapping": torch.tensor([0, -1])}, "idx_mapping[1] = -1"),
+        ({"seq_lens": int32(4)}, "seq_lens.shape[0] = 1"),
+    ],
+)
+def test_a_bad_greedy_step_is_refused_by_name_and_value(change, words) -> None:
+    step = step_of([Request(2, 1), Request()])
+    check_greedy_step(step, *Outputs(2, 3).tensors)
+    with pytest.raises(InvalidRollbackPlanError) as error:
+        check_greedy_step(step._replace(**change), *Outputs(2, 3).tensors)
+    assert str(error.value).startswith(words)
+
+
 def recording(calls: list[str]) -> dict[str, Callable[..., None]]:
     return {
         name: lambda *arguments, name=name: calls.append(name)
-        for name in ("rollback_metadata", "pad_rejected_rows", "scrub_rejected_slots")
+        for name in schemas.SCHEMAS
     }
 
 
@@ -406,6 +427,8 @@ def test_a_checked_backend_looks_before_it_calls(kind) -> None:
     backend.rollback_metadata(plan, *outputs)
     backend.pad_rejected_rows(*padding)
     backend.scrub_rejected_slots(*memory.arguments)
+    greedy = step_of([Request(2, 1)]), *Outputs(1, 3).tensors
+    backend.accept_greedily(*greedy)
     assert calls == [*recording(calls)]
 
     calls.clear()
@@ -413,6 +436,7 @@ def test_a_checked_backend_looks_before_it_calls(kind) -> None:
         lambda: backend.rollback_metadata(plan, outputs[0], plan.slot_mapping),
         lambda: backend.pad_rejected_rows(padding[0][:2], *padding[1:]),
         lambda: backend.scrub_rejected_slots([], *memory.arguments[1:]),
+        lambda: backend.accept_greedily(greedy[0], *Outputs(1, 2).tensors),
     ):
         with pytest.raises(InvalidRollbackPlanError):
             call()

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.caches import Layer, Memory, Scrub
+from tests.kernels.greedy_steps import Outputs, Request, step_of
 from tests.kernels.plans import Step, decode, outputs_for, prefill, roll_back
 from vllm_mtp.kernels import dispatch, reference, schemas, triton_ops
 
@@ -31,6 +32,10 @@ class Calls:
                 *self.memory.arguments[3:],
             ),
             "scrub_rejected_slots": self.memory.arguments,
+            "accept_greedily": (
+                step_of([Request(3, 2), Request(), Request(2, 2)], device=device),
+                *Outputs(3, 4, device).tensors,
+            ),
         }
         self._backend = backend
 
@@ -40,8 +45,9 @@ class Calls:
     def op_arguments(self, name: str) -> tuple[object, ...]:
         """What the op takes: a plan's fields one by one."""
         arguments = self.arguments[name]
-        if name == "rollback_metadata":
-            return (*self.plan, *arguments[1:])
+        if name in ("rollback_metadata", "accept_greedily"):
+            record, *outputs = arguments
+            return (*record, *outputs)
         return arguments
 
 

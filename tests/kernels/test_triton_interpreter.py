@@ -16,7 +16,15 @@ from vllm_mtp.kernels import triton_ops
 
 ROOT = Path(__file__).parents[2]
 INTEGERS = {
-    "*i64": {"slot_mapping", "out_slot_mapping", "planes"},
+    "*i64": {
+        "slot_mapping",
+        "out_slot_mapping",
+        "planes",
+        "target_token_ids",
+        "positions",
+        "logits_indices",
+        "idx_mapping",
+    },
     "*i1": {"discarded"},
     "i32": {
         "num_reqs",
@@ -28,12 +36,14 @@ INTEGERS = {
         "field_stride",
         "request_stride",
         "num_padded_rows",
+        "num_columns",
     },
 }
 """Types of arguments; others are ``*i32``, or what a case says."""
 METADATA = {"PADDING": -1, "HAS_DRAFTS": True, "COLUMNS": 8, "ROWS": 1024}
 PAD = {"PADDING": -1, "ROWS": 1024}
 SCRUB = {"COLUMNS": 17, "WORDS": 512}
+ACCEPT = {"NOTHING": -1, "COLUMNS": 8}
 
 pytestmark = pytest.mark.skipif(
     triton_ops.INTERPRETED, reason="this is the process with the interpreter"
@@ -69,6 +79,12 @@ def test_the_kernel_tests_pass_under_the_interpreter() -> None:
         ("_pad_rejected_rows", PAD, {"num_rejected_tokens": "*i64"}),
         ("_scrub_rejected_slots", SCRUB, {}),
         ("_scrub_rejected_slots", SCRUB, {"num_rejected_tokens": "*i64"}),
+        ("_accept_greedily", ACCEPT, {"sampled_token_ids": "*i64"}),
+        (
+            "_accept_greedily",
+            ACCEPT | {"COLUMNS": 1},
+            {"sampled_token_ids": "*i64"},
+        ),
     ],
 )
 def test_a_kernel_compiles_for_a_gpu(kernel, constants, other_types) -> None:

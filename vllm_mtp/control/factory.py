@@ -13,6 +13,7 @@ def make_controller(
     max_draft_length: int,
     depths: tuple[int, ...] | None = None,
     *,
+    max_graph_rows: int = 0,
     compares_drafts: bool = False,
     draws_drafts: bool = False,
     stops_early: bool = False,
@@ -23,6 +24,8 @@ def make_controller(
         config: our options.
         max_draft_length: resolved upper bound on K.
         depths: draft depths that a step may have; None for all up to the bound.
+        max_graph_rows: rows of the longest step with a CUDA graph; only steps whose
+            requests have equally many draft tokens have one.
         compares_drafts: outcomes hold drafts that were compared, not verified.
         draws_drafts: those of sampled requests are drawn from the proposal, and not
             tested unless they are verified.
@@ -41,6 +44,7 @@ def make_controller(
         GoodputOptions(
             max_token_latency_s=latency_s,
             depths=depths,
+            max_graph_rows=max_graph_rows,
             compares_drafts=compares_drafts,
             draws_drafts=draws_drafts,
             stops_early=stops_early,

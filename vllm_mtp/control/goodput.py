@@ -86,6 +86,11 @@ class GoodputOptions(NamedTuple):
     depths: tuple[int, ...] | None = None
     """Allowed depths, rising: those with CUDA graphs, or the one that data-parallel
     ranks agree on. None for all up to the bound."""
+    max_graph_rows: int = 0
+    """Rows of the longest step that is one CUDA graph if all of its requests have
+    equally many draft tokens. Where a batch can have such steps it has no others: out
+    of the graph every layer waits for the host, and where steps overlap the time that
+    takes shows in the step before, so it would not be learned whose it is."""
     compares_drafts: bool = False
     """Outcomes tell how drafts would have done of which nothing was verified."""
     draws_drafts: bool = False
@@ -303,7 +308,7 @@ class GoodputController:
             self._trying = _Lengths(probe.plan, self.survival)
         if not now.is_off or probe.num_steps > 1:
             return self._trying, "probe", None
-        chosen = () if probe.compares else self.probing.sample(now.requests)
+        chosen = () if probe.compares else self.probing.sample(now)
         return self._trying, "probe", chosen
 
     def _earn(self) -> None:
@@ -313,7 +318,17 @@ class GoodputController:
     def _situation(self) -> Situation:
         assert self.plan is not None
         assert self._times is not None
-        return Situation(self.plan, self._times, self._seen, self.cost.catch_up_token_s)
+        return Situation(
+            self.plan,
+            self._times,
+            self._seen,
+            self.cost.catch_up_token_s,
+            self._may_mix(len(self._seen)),
+        )
+
+    def _may_mix(self, num_requests: int) -> bool:
+        """Whether requests of a batch may have unequal draft lengths."""
+        return 2 * num_requests > self.options.max_graph_rows
 
     @property
     def _habit(self) -> Habit:
@@ -438,7 +453,8 @@ class GoodputController:
         optimism = self.options.exploration.optimism
         keep = () if self.plan is None else (self.plan.depth,)
         batch = self._batch(requests)
-        found = plans(batch, self._times, self._depths, optimism, keep)
+        may_mix = self._may_mix(len(requests))
+        found = plans(batch, self._times, self._depths, optimism, keep, may_mix)
         found = feasible(found, self.options.max_token_latency_s)
         before = self.plan
         self._uniform_depth = usual_depth(found) or self._uniform_depth

@@ -121,6 +121,7 @@ def plans(
     depths: Sequence[int],
     optimism: float = 0.0,
     keep: Sequence[int] = (),
+    may_mix: bool = True,
 ) -> list[Plan]:
     """Plans worth a look: a uniform one for each depth, mixed ones where they may pay.
 
@@ -131,12 +132,13 @@ def plans(
             verify nothing.
         optimism: Deviations of cost that ``optimistic_goodput`` allows for.
         keep: Depths whose mixed plans are wanted, however they compare.
+        may_mix: Whether there are mixed plans at all, where not all depths draft.
     """
     base = _base(batch)
     deepest_pin = max(base.pins, default=0)
     allowed = [d for d in depths if d >= deepest_pin] or [deepest_pin]
     uniform = [_uniform(d, batch, base, times, optimism) for d in allowed]
-    if len(batch.groups) < 2 and 0 in depths:
+    if (len(batch.groups) < 2 or not may_mix) and 0 in depths:
         return uniform
     ranked = sorted(uniform, key=lambda plan: -plan.optimistic_goodput)
     wanted = {plan.depth for plan in ranked[:_NUM_MIXED_DEPTHS]} | set(keep)

@@ -67,6 +67,8 @@ class Situation(NamedTuple):
     requests: Sequence[DecodeRequest]
     """The batch of the last decision."""
     catch_up_token_s: float
+    may_mix: bool = True
+    """Requests may have unequal draft lengths."""
 
     @property
     def is_off(self) -> bool:
@@ -192,19 +194,20 @@ class Probing:
 
     # -- while drafting is off ----------------------------------------------------
 
-    def sample(self, requests: Sequence[DecodeRequest]) -> set[str]:
+    def sample(self, now: Situation) -> set[str]:
         """Requests that get a draft in a probe from K = 0.
 
         Each time others, those with the least to catch up on.
         """
-        size = self._sample_size(len(requests))
+        requests, size = now.requests, self._sample_size(now)
         first = (self.num_probes * size) % len(requests)
         others_first = (*requests[first:], *requests[:first])
         chosen = sorted(others_first, key=lambda r: r.num_unseen_tokens)[:size]
         return {request.request_id for request in chosen}
 
-    def _sample_size(self, num_requests: int) -> int:
-        if self.budget.is_granted:
+    def _sample_size(self, now: Situation) -> int:
+        num_requests = len(now.requests)
+        if self.budget.is_granted or not now.may_mix:
             return num_requests
         return min(self.options.sample_requests, num_requests)
 
@@ -239,7 +242,7 @@ class Probing:
             # Drafting and verifying, one step after the other.
             off_s = now.plan.seconds
             num_requests = max(len(now.requests), 1)
-            share = self._sample_size(num_requests) / num_requests
+            share = self._sample_size(now) / num_requests if now.requests else 1.0
             drafting_s = now.times.uniform(0, plan.depth).seconds - off_s
             verifying = now.times.undrafted(share * plan.depth, share == 1.0)
             lost_s = max(drafting_s, 0.0) + max(verifying.seconds - off_s, 0.0)

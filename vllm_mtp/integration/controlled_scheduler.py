@@ -58,6 +58,7 @@ def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
         own,
         bound,
         depths,
+        max_graph_rows=_max_graph_rows(vllm_config),
         compares_drafts=compares_drafts,
         draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
@@ -73,10 +74,22 @@ def _allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
     bound = vllm_config.num_speculative_tokens
     if vllm_config.parallel_config.data_parallel_size > 1:
         return common_depth(bound)
+    return graph_tiers(bound) if _has_full_graphs(vllm_config) else None
+
+
+def _has_full_graphs(vllm_config: Any) -> bool:
+    """Whether steps of equal draft lengths are replayed whole."""
     mode = vllm_config.compilation_config.cudagraph_mode
-    if vllm_config.use_v2_model_runner and mode.has_full_cudagraphs():
-        return graph_tiers(bound)
-    return None
+    return bool(vllm_config.use_v2_model_runner and mode.has_full_cudagraphs())
+
+
+def _max_graph_rows(vllm_config: Any) -> int:
+    """Rows of the longest step that only equal draft lengths can make a graph."""
+    compilation = vllm_config.compilation_config
+    mixed_mode = compilation.cudagraph_mode.mixed_mode()
+    if not _has_full_graphs(vllm_config) or mixed_mode.has_full_cudagraphs():
+        return 0
+    return int(compilation.max_cudagraph_capture_size or 0)
 
 
 class _RequestTraits:

@@ -25,11 +25,12 @@ from vllm_mtp.kernels.checks import (
     refuse,
 )
 from vllm_mtp.kernels.reference import NUM_OUTPUTS, PADDING_SLOT
-from vllm_mtp.records import RollbackPlan
+from vllm_mtp.records import GreedyStep, RollbackPlan
 
 __all__ = [
     "BlockTable",
     "InvalidRollbackPlanError",
+    "check_greedy_step",
     "check_pad_plan",
     "check_rollback_plan",
     "check_scrub_plan",
@@ -106,11 +107,63 @@ def check_pad_plan(
     check_no_alias({"slot_mapping": slot_mapping}, counts)
 
 
+def check_greedy_step(
+    step: GreedyStep,
+    # [num_reqs, num_columns] int64
+    sampled_token_ids: torch.Tensor,
+    # [num_reqs] int32 each
+    num_sampled: torch.Tensor,
+    num_rejected: torch.Tensor,
+) -> None:
+    """Check the arguments of ``accept_greedily``.
+
+    Raises:
+        InvalidRollbackPlanError: as in ``check_rollback_plan``.
+    """
+    device, int32, int64 = num_sampled.device, (torch.int32,), (torch.int64,)
+    longs = {"target_token_ids", "positions", "logits_indices", "idx_mapping"}
+    inputs = step._asdict()
+    for name, tensor in inputs.items():
+        check_dense(name, tensor, int64 if name in longs else int32, device)
+    outputs = {
+        "sampled_token_ids": sampled_token_ids,
+        "num_sampled": num_sampled,
+        "num_rejected": num_rejected,
+    }
+    check_dense("sampled_token_ids", sampled_token_ids, int64, device, dims=2)
+    num_reqs, num_columns = sampled_token_ids.shape
+    for name in ("num_sampled", "num_rejected"):
+        check_dense(name, outputs[name], int32, device)
+        check_length(name, outputs[name], num_reqs, "the requests")
+    check_no_alias(outputs, inputs)
+
+    check_length("cu_num_logits", step.cu_num_logits, num_reqs + 1, "requests + 1")
+    starts = check_starts(step.cu_num_logits, "cu_num_logits")[: num_reqs + 1]
+    for name in ("seq_lens", "idx_mapping"):
+        check_length(name, inputs[name], num_reqs, "the requests")
+    for name in ("target_token_ids", "logits_indices"):
+        check_length(name, inputs[name], starts[-1], "the requests' rows")
+    for request in range(num_reqs):
+        rows = starts[request + 1] - starts[request]
+        if not 1 <= rows <= num_columns:
+            allowed = f"{starts[request] + 1} to {starts[request] + num_columns}"
+            refuse(f"cu_num_logits[{request + 1}]", starts[request + 1], allowed)
+    num_tokens = min(step.input_ids.shape[0], step.positions.shape[0])
+    _check_indices("logits_indices", step.logits_indices[: starts[-1]], num_tokens)
+    _check_indices("idx_mapping", step.idx_mapping[:num_reqs], len(step.prefill_len))
+
+
+def _check_indices(field: str, indices: torch.Tensor, end: int) -> None:
+    for place, index in enumerate(indices.tolist()):
+        if not 0 <= index < end:
+            refuse(f"{field}[{place}]", index, f"0 to {end - 1}")
+
+
 def checked(backend: AnyBackend) -> AnyBackend:
     """A backend that checks its arguments before every call.
 
     Args:
-        backend: record or module with the three functions; it is left as it is.
+        backend: record or module with the functions; it is left as it is.
 
     Returns:
         A record like it; for a module a namespace with all of its names.
@@ -129,7 +182,12 @@ def checked(backend: AnyBackend) -> AnyBackend:
         check_scrub_plan(*arguments)
         inner.scrub_rejected_slots(*arguments)
 
+    def accept_greedily(*arguments: Any) -> None:
+        check_greedy_step(*arguments)
+        inner.accept_greedily(*arguments)
+
     functions = {
+        "accept_greedily": accept_greedily,
         "rollback_metadata": rollback_metadata,
         "pad_rejected_rows": pad_rejected_rows,
         "scrub_rejected_slots": scrub_rejected_slots,

@@ -76,14 +76,14 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def check_starts(query_start_loc: torch.Tensor) -> list[int]:
-    starts: list[int] = query_start_loc.tolist()
+def check_starts(start_loc: torch.Tensor, field: str = "query_start_loc") -> list[int]:
+    starts: list[int] = start_loc.tolist()
     if starts[0] != 0:
-        refuse("query_start_loc[0]", starts[0], "0")
+        refuse(f"{field}[0]", starts[0], "0")
     for index in range(1, len(starts)):
         if starts[index] < starts[index - 1]:
             refuse(
-                f"query_start_loc[{index}]",
+                f"{field}[{index}]",
                 starts[index],
                 f"at least {starts[index - 1]}, the value before it",
             )

@@ -1,4 +1,4 @@
-"""Which rollback kernels run on a device: picked once, when a worker starts."""
+"""Which kernels run on a device: picked once, when a worker starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from vllm_mtp.records import RollbackPlan
+from vllm_mtp.records import GreedyStep, RollbackPlan
 
 MODULES = {
     "native": "vllm_mtp.kernels.native_ops",
@@ -31,7 +31,7 @@ class BackendUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The rollback kernels in use; signatures are those of ``reference``."""
+    """The kernels in use; signatures are those of ``reference``."""
 
     name: str
     device_type: str
@@ -46,6 +46,9 @@ class Backend:
             torch.Tensor,
         ],
         None,
+    ]
+    accept_greedily: Callable[
+        [GreedyStep, torch.Tensor, torch.Tensor, torch.Tensor], None
     ]
 
 
@@ -100,6 +103,7 @@ def _backend(name: str, device_type: str) -> Backend:
         rollback_metadata=module.rollback_metadata,
         pad_rejected_rows=module.pad_rejected_rows,
         scrub_rejected_slots=module.scrub_rejected_slots,
+        accept_greedily=module.accept_greedily,
     )
 
 

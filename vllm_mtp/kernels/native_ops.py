@@ -1,4 +1,4 @@
-"""The rollback ops in C++ and CUDA: same functions as ``reference``, one launch each.
+"""The ops in C++ and CUDA: same functions as ``reference``, one launch each.
 
 The libraries are optional (``setup.py`` builds what it can). Loading one registers its
 kernels with the ops that ``schemas`` defines; torch then picks by device.
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from vllm_mtp.kernels import schemas
-from vllm_mtp.records import RollbackPlan
+from vllm_mtp.records import GreedyStep, RollbackPlan
 
 NAME = "native"
 FOLDER = Path(__file__).parents[1]
@@ -26,6 +26,7 @@ _ops = getattr(torch.ops, schemas.NAMESPACE)
 _rollback_metadata = _ops.rollback_metadata.default
 _pad_rejected_rows = _ops.pad_rejected_rows.default
 _scrub_rejected_slots = _ops.scrub_rejected_slots.default
+_accept_greedily = _ops.accept_greedily.default
 
 
 def rollback_metadata(
@@ -37,6 +38,19 @@ def rollback_metadata(
 ) -> None:
     """As ``reference.rollback_metadata``."""
     _rollback_metadata(*plan, per_request, slot_mapping)
+
+
+def accept_greedily(
+    step: GreedyStep,
+    # [num_reqs, num_columns] int64, mutated
+    sampled_token_ids: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_sampled: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_rejected: torch.Tensor,
+) -> None:
+    """As ``reference.accept_greedily``."""
+    _accept_greedily(*step, sampled_token_ids, num_sampled, num_rejected)
 
 
 def pad_rejected_rows(

@@ -1,4 +1,6 @@
-"""The specification of rollback, in plain torch. Every fast backend must equal it.
+"""The specification, in plain torch. Every fast backend must equal it.
+
+Greedy verification is told of where it is. Rollback:
 
 Rows of one request with K draft tokens of which a were accepted::
 
@@ -22,11 +24,13 @@ A request in prefill (discarded) or without drafts has no rejected rows.
 import torch
 
 from vllm_mtp.kernels.planes import SlotPlane, planes_of_table
-from vllm_mtp.records import RollbackPlan
+from vllm_mtp.records import GreedyStep, RollbackPlan
 
 NAME = "reference"
 PADDING_SLOT = -1
 """Slot of a row whose keys and values are not written; vLLM's value."""
+NOT_SAMPLED = -1
+"""Token where none was sampled."""
 NUM_OUTPUTS = 6
 """Rows of ``per_request``: the fields of ``RolledBack``, in order."""
 
@@ -83,6 +87,49 @@ def rollback_metadata(
     keep = ((rows >= starts[:, None]) & (rows < (ends - num_rejected)[:, None])).any(0)
     slot_mapping[:num_rows] = torch.where(keep, plan.slot_mapping, PADDING_SLOT)
     slot_mapping[num_rows:] = PADDING_SLOT
+
+
+def accept_greedily(
+    step: GreedyStep,
+    # [num_reqs, num_columns] int64, mutated; a column for each row of any request
+    sampled_token_ids: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_sampled: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_rejected: torch.Tensor,
+) -> None:
+    """Verify the drafts of a step in which every request is greedy.
+
+    A draft token is accepted if it and all before it are what the target chose in their
+    place; then comes the target's next choice. Tokens that stand where a request could
+    not draft yet, before its first sampled token, are placeholders and rejected.
+
+    Args:
+        step: what was computed.
+        sampled_token_ids: gets each request's tokens, -1 behind them.
+        num_sampled: gets their number, 0 while a request's prompt goes on.
+        num_rejected: gets the rows that are left over, 0 likewise.
+    """
+    num_reqs, num_columns = sampled_token_ids.shape
+    starts = step.cu_num_logits[:num_reqs].long()
+    num_rows = step.cu_num_logits[1 : num_reqs + 1].long() - starts
+    columns = torch.arange(num_columns, device=starts.device)
+    rows = starts[:, None] + columns
+    last_row = step.target_token_ids.shape[0] - 1
+    tokens = step.input_ids[step.logits_indices].long()
+    targets = step.target_token_ids[rows.clamp(max=last_row)]
+    drafts = tokens[(rows + 1).clamp(max=last_row)]
+
+    prefill_len = step.prefill_len[step.idx_mapping].long()
+    has_drafted = step.positions[step.logits_indices[starts]] >= prefill_len
+    is_draft = columns < (num_rows - 1)[:, None]
+    agrees = is_draft & (drafts == targets) & has_drafted[:, None]
+    num_accepted = agrees.int().cumprod(1).sum(1)
+    samples = step.seq_lens[:num_reqs] >= prefill_len
+    num_sampled.copy_(torch.where(samples, num_accepted + 1, 0))
+    num_rejected.copy_(torch.where(samples, num_rows - num_accepted - 1, 0))
+    counts = columns < num_sampled[:, None]
+    sampled_token_ids.copy_(torch.where(counts, targets, NOT_SAMPLED))
 
 
 def pad_rejected_rows(

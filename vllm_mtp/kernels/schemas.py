@@ -1,4 +1,4 @@
-"""The torch ops of rollback: schemas (what is mutated) and fake implementations.
+"""The torch ops: schemas (what is mutated) and fake implementations.
 
 Defined here, once, whether or not a native library was built: the C++ libraries of
 ``csrc/`` only add implementations for their device. The Triton backend has ops of its
@@ -23,6 +23,12 @@ SCHEMAS = {
     "scrub_rejected_slots": (
         "(Tensor(a!)[] kv_storages, Tensor[] slot_mappings, Tensor planes, "
         "Tensor query_start_loc, Tensor num_rejected_tokens) -> ()"
+    ),
+    "accept_greedily": (
+        "(Tensor target_token_ids, Tensor input_ids, Tensor positions, "
+        "Tensor logits_indices, Tensor cu_num_logits, Tensor seq_lens, "
+        "Tensor idx_mapping, Tensor prefill_len, Tensor(a!) sampled_token_ids, "
+        "Tensor(b!) num_sampled, Tensor(c!) num_rejected) -> ()"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Rollback as Triton kernels: one launch per operation, nothing read by the host.
+"""The ops as Triton kernels: one launch each, nothing read by the host.
 
 The same functions as ``reference``, for GPUs without the native library. Counts stay
 on the device: a program looks up its own request and returns when it has nothing to
@@ -15,8 +15,8 @@ import torch
 
 from vllm_mtp.kernels import schemas
 from vllm_mtp.kernels.planes import NUM_COLUMNS
-from vllm_mtp.kernels.reference import PADDING_SLOT
-from vllm_mtp.records import RollbackPlan
+from vllm_mtp.kernels.reference import NOT_SAMPLED, PADDING_SLOT
+from vllm_mtp.records import GreedyStep, RollbackPlan
 
 try:
     import triton
@@ -247,6 +247,60 @@ def _scrub_rejected_slots(
                 _zero_chunks(address, plane, tl.int8, WORDS)
 
 
+@_kernel("num_columns")
+def _accept_greedily(
+    # [num_rows] int64
+    target_token_ids: "torch.Tensor",
+    # [num_tokens] int32
+    input_ids: "torch.Tensor",
+    # [num_tokens] int64
+    positions: "torch.Tensor",
+    # [num_rows] int64
+    logits_indices: "torch.Tensor",
+    # [num_reqs + 1] int32
+    cu_num_logits: "torch.Tensor",
+    # [num_reqs] int32
+    seq_lens: "torch.Tensor",
+    # [num_reqs] int64
+    idx_mapping: "torch.Tensor",
+    # [max_num_reqs] int32
+    prefill_len: "torch.Tensor",
+    # [num_reqs, num_columns] int64, mutated
+    sampled_token_ids: "torch.Tensor",
+    num_columns: int,
+    # [num_reqs] int32, mutated
+    num_sampled: "torch.Tensor",
+    # [num_reqs] int32, mutated
+    num_rejected: "torch.Tensor",
+    NOTHING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Program ``i`` verifies request ``i``."""
+    request = tl.program_id(0)
+    start = tl.load(cu_num_logits + request)
+    num_rows = tl.load(cu_num_logits + request + 1) - start
+    length = tl.load(prefill_len + tl.load(idx_mapping + request))
+    first_position = tl.load(positions + tl.load(logits_indices + start))
+
+    columns = tl.arange(0, COLUMNS)
+    targets = tl.load(target_token_ids + start + columns, columns < num_rows, other=-1)
+    is_draft = columns + 1 < num_rows
+    indices = tl.load(logits_indices + start + columns + 1, is_draft, other=0)
+    drafts = tl.load(input_ids + indices, is_draft, other=-1)
+    agrees = is_draft & (drafts == targets) & (first_position >= length)
+    # The first that does not: at most the last row's, which has no draft token.
+    num_accepted = tl.min(tl.where(agrees, COLUMNS, columns), 0)
+    samples = tl.load(seq_lens + request) >= length
+    count = tl.where(samples, num_accepted + 1, 0)
+    tl.store(num_sampled + request, count)
+    tl.store(num_rejected + request, tl.where(samples, num_rows - count, 0))
+    tl.store(
+        sampled_token_ids + request.to(tl.int64) * num_columns + columns,
+        tl.where(columns < count, targets, NOTHING),
+        mask=columns < num_columns,
+    )
+
+
 INTERPRETED = triton is not None and not isinstance(
     _rollback_metadata, triton.runtime.JITFunction
 )
@@ -277,6 +331,21 @@ def rollback_metadata(
 ) -> None:
     """``reference.rollback_metadata``, one launch."""
     _ops.rollback_metadata_triton.default(*plan, per_request, slot_mapping)
+
+
+def accept_greedily(
+    step: GreedyStep,
+    # [num_reqs, num_columns] int64, mutated
+    sampled_token_ids: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_sampled: torch.Tensor,
+    # [num_reqs] int32, mutated
+    num_rejected: torch.Tensor,
+) -> None:
+    """``reference.accept_greedily``, one launch."""
+    _ops.accept_greedily_triton.default(
+        *step, sampled_token_ids, num_sampled, num_rejected
+    )
 
 
 def pad_rejected_rows(
@@ -391,8 +460,44 @@ def _launch_scrub_rejected_slots(
     )
 
 
+def _launch_accept_greedily(
+    target_token_ids: torch.Tensor,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    logits_indices: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    seq_lens: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    prefill_len: torch.Tensor,
+    sampled_token_ids: torch.Tensor,
+    num_sampled: torch.Tensor,
+    num_rejected: torch.Tensor,
+) -> None:
+    num_reqs, num_columns = sampled_token_ids.shape
+    if num_reqs == 0:
+        return
+    _accept_greedily[(num_reqs,)](
+        target_token_ids,
+        input_ids,
+        positions,
+        logits_indices,
+        cu_num_logits,
+        seq_lens,
+        idx_mapping,
+        prefill_len,
+        sampled_token_ids,
+        num_columns,
+        num_sampled,
+        num_rejected,
+        NOTHING=NOT_SAMPLED,
+        COLUMNS=triton.next_power_of_2(num_columns),
+        num_warps=1,
+    )
+
+
 def _register() -> None:
     launches = {
+        "accept_greedily": _launch_accept_greedily,
         "rollback_metadata": _launch_rollback_metadata,
         "pad_rejected_rows": _launch_pad_rejected_rows,
         "scrub_rejected_slots": _launch_scrub_rejected_slots,
