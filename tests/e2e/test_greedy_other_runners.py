@@ -11,6 +11,14 @@ from tests.support.engine_jobs import JobResult, run_jobs
 
 FIXED = {"method": "mtp_plus", "controller": "fixed"}
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
+ASKS_MUCH = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.5,
+    "logit_bias": {i: 2.0 if i % 3 else -4.0 for i in range(300, 900)},
+    "min_tokens": 5,
+    "bad_words": ["def", "return"],
+}
+"""Of the logits, before the likeliest token is looked for."""
 NUM_TOKENS = 96
 NUM_V2_PROMPTS, NUM_V2_TOKENS = 4, 20
 """Under Triton's interpreter, which takes its time for each request."""
@@ -50,6 +58,22 @@ def v2() -> dict[str, JobResult]:
 def test_v2_equals(v2: dict[str, JobResult], plain: list[list[int]]) -> None:
     check_speculated(v2["fixed"], "MTPPlusScheduler", "MTPPlusSpeculator")
     assert v2["fixed"].continuations == expected_of_v2(plain)
+    assert v2["fixed"].num_compared_steps >= NUM_V2_TOKENS / 4
+
+
+def test_v2_equals_where_requests_ask_much_of_their_logits() -> None:
+    settings = {"max_tokens": NUM_V2_TOKENS, "v2": True, "sampling": ASKS_MUCH}
+    plain, ours = run_jobs(
+        small_jobs([{}, {"speculative_config": RANDOM}], NUM_V2_PROMPTS, **settings)
+    )
+    check_speculated(ours, "MTPPlusScheduler", "MTPPlusSpeculator")
+    assert ours.num_compared_steps >= NUM_V2_TOKENS / 6
+    assert plain.num_compared_steps == 0
+    assert ours.continuations == plain.continuations
+    (without,) = run_jobs(
+        small_jobs([{}], NUM_V2_PROMPTS, **settings | {"sampling": {}, "v2": False})
+    )
+    assert plain.continuations != without.continuations
 
 
 def test_v2_with_async_scheduling_equals(

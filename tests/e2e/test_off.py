@@ -25,13 +25,14 @@ from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 ENGINE: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 192}
+ASYNC = {"async_scheduling": True}
 SCRIPT = [0] * 9 + [2] * 2 + [0] * 2 + [3] + [0] * 5 + [1] * 4
 """Long and short pauses, in and out of step with requests that come and go."""
 
 
 def run_twice(**settings: Any) -> tuple[JobResult, JobResult]:
     """With MTP layers that rest, and with MTP layers that never do."""
-    is_async = {"async_scheduling": True} if settings.pop("is_async", False) else {}
+    is_async = ASYNC if settings.pop("is_async", False) else {}
     options, script = settings.pop("engine", {}), settings.pop("script", SCRIPT)
     ours = ENGINE | is_async | options | {"speculative_config": SPECULATION}
     resting, never = run_jobs(
@@ -115,6 +116,21 @@ def test_tokens_of_steps_at_rest_are_heard_of_when_they_end(
     for text, tokens in zip(texts, heard.values(), strict=True):
         assert len(text) - MAX_STEPS <= len(tokens) <= len(text)
         assert tokens == text[: len(tokens)]
+
+
+def test_where_steps_overlap_most_at_rest_need_no_decision_either() -> None:
+    """Those that are under way when the others are told of are not heard of."""
+    (result,) = run_jobs(
+        Jobs(
+            model=str(BUNDLED_CHECKPOINT),
+            prompts=[list(p) for p in heldout_prompts(1, max_tokens=48)],
+            max_tokens=60,
+            engines=[ENGINE | ASYNC | {"speculative_config": SPECULATION}],
+            script=[0] * 20,
+        )
+    )
+    assert 59 / 9 <= result.num_decisions < 14
+    assert 59 - 2 * result.num_decisions <= result.num_outcomes <= 60
 
 
 def test_steps_at_rest_need_a_decision_now_and_then_and_all_are_heard_of() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.terminal import hear_ctrl_c
 
 PROGRAM = Path(sys.executable).with_name("vllm-mtp")
-CONTENDERS = ["none", "none again", "mtp K=1", "mtp_plus"]
+CONTENDERS = ["none", "none again", "mtp K=1", "mtp_plus again", "mtp_plus"]
 CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
 TINY = [
     *("--workload", "code,phases", "--concurrency", "2", "--temperature", "0"),

@@ -35,7 +35,7 @@ def test_the_same_batch_goes_on_for_so_many_steps() -> None:
     steps = resting(100)
     while steps.goes_on(output({"a": 1, "b": 1})):
         assert steps.are_under_way
-        steps.seconds.append(0.001 * steps.num_scheduled)
+        steps.ended(0.001 * steps.num_scheduled)
         assert not steps.are_under_way
     assert steps.num_scheduled == MAX_STEPS
     outcomes = steps.outcomes()
@@ -48,10 +48,25 @@ def test_the_same_batch_goes_on_for_so_many_steps() -> None:
         o.num_requests == o.num_decode_requests == o.num_scheduled_tokens == 2
         for o in outcomes
     )
+    steps.begin(5)
+    assert steps.num_left == 0  # first these are told,
     steps.told()
     assert not steps.outcomes()
     steps.begin(5)
-    assert steps.num_left == 0  # a decision comes first
+    assert steps.num_left == 0  # and one is decided
+
+
+def test_an_output_that_comes_when_all_was_told_changes_nothing() -> None:
+    """Steps overlap: the batch of a step that is under way may be over."""
+    steps = resting()
+    for _ in range(2):
+        assert steps.goes_on(output({"a": 1, "b": 1}))
+    steps.ended(0.25)
+    assert [o.step_time_s for o in steps.outcomes()] == [0.25]
+    steps.told()
+    steps.ended(0.5)
+    assert not steps.outcomes()
+    assert not steps.are_under_way
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,24 @@ def test_overlapping_steps_are_timed_from_output_to_output(clock: Clock) -> None
     assert outcomes.take().step_time_s == pytest.approx(0.1)
 
 
+def test_steps_at_rest_keep_their_place_among_those_that_overlap(clock: Clock) -> None:
+    outcomes = StepOutcomes(drafts_after_output=True)
+    outcomes.begin(step(1))
+    clock.now_s += 0.1
+    outcomes.begin_resting()
+    assert not outcomes.next_is_resting
+    clock.now_s += 0.1
+    assert outcomes.take().step_time_s == pytest.approx(0.2)
+    assert outcomes.next_is_resting
+    outcomes.begin(step(2))
+    clock.now_s += 0.3
+    assert outcomes.take_resting() == pytest.approx(0.3)
+    assert not outcomes.next_is_resting
+    clock.now_s += 0.4
+    assert outcomes.take().step_time_s == pytest.approx(0.4)
+    assert not outcomes.next_is_resting
+
+
 def test_where_drafts_follow_the_output_their_time_is_in_the_next_step() -> None:
     outcomes = StepOutcomes(drafts_after_output=True)
     depths = []

@@ -36,6 +36,8 @@ class Jobs:
     """Look after every step whether rejected KV slots are zero; all must speculate."""
     script: list[int] = field(default_factory=list)
     """Draft depths of the steps, over and over; empty leaves them to the controller."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Sampling parameters beside the greedy ones."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Sampling parameters by name: then the first prompt is continued with each, many
     times, and nothing greedily."""
@@ -60,6 +62,11 @@ class JobResult:
     accepted: list[list[list[int]]] = field(default_factory=list)
     """Of each step of a script: (request, drafted, accepted)."""
     num_catch_up_tokens: int = 0
+    num_decisions: int = 0
+    num_outcomes: int = 0
+    """Of a script: how often it was asked, and steps that it was told of."""
+    num_compared_steps: int = 0
+    """Steps on Model Runner V2 that were verified by comparing tokens."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +124,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
         _let_the_cpu_schedule_async()
     if arguments.pop("never_rest", False):
         _never_rest()
+    compared = _count_compared_steps() if jobs.v2 else [0]
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
@@ -130,7 +138,8 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
                 jobs.max_tokens,
             )
         else:
-            continuations = greedy(llm, jobs.prompts, jobs.max_tokens)
+            sampling = _from_json(jobs.sampling)
+            continuations = greedy(llm, jobs.prompts, jobs.max_tokens, **sampling)
         return JobResult(
             continuations,
             counters(llm),
@@ -141,6 +150,9 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_catch_up_tokens=(
                 sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
             ),
+            num_decisions=len(recorder.decisions) if recorder else 0,
+            num_outcomes=len(recorder.outcomes) if recorder else 0,
+            num_compared_steps=compared[0],
             samples=samples,
         )
 
@@ -171,6 +183,20 @@ def _never_rest() -> None:
     from vllm_mtp.integration import pause
 
     pause.may_rest = lambda config: False
+
+
+def _count_compared_steps() -> list[int]:
+    """A list of one number, of this process from here on."""
+    from vllm_mtp.integration.greedy_v2 import GreedyVerification
+
+    count, sample = [0], GreedyVerification.sample
+
+    def counted(self: Any, hidden_states: Any, batch: Any) -> Any:
+        count[0] += 1
+        return sample(self, hidden_states, batch)
+
+    GreedyVerification.sample = counted
+    return count
 
 
 def _watch(llm: Any) -> Any:

@@ -119,15 +119,24 @@ def family_engine(
 
 
 def greedy(
-    llm: "LLM", prompts: Sequence[Sequence[int]], max_tokens: int
+    llm: "LLM", prompts: Sequence[Sequence[int]], max_tokens: int, **sampling: Any
 ) -> list[list[int]]:
-    """Greedy continuations, ``max_tokens`` long each, in the order of the prompts."""
+    """Greedy continuations, ``max_tokens`` long each, in the order of the prompts.
+
+    Args:
+        llm: the engine.
+        prompts: token ids.
+        max_tokens: of each.
+        **sampling: more of vLLM's ``SamplingParams``.
+    """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
     outputs = llm.generate(
         [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-        SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, **sampling
+        ),
         use_tqdm=False,
     )
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -491,7 +491,7 @@ class GoodputController:
             affordable = math.ceil(search_s / (_SEARCH_SHARE * self.plan.seconds))
             if affordable < fewest:
                 return affordable
-        if is_news or self.budget.is_granted:
+        if is_news or (self.budget.is_granted and self.probing.has_next):
             return fewest
         return min(2 * max(self._replan_steps, 4), self.options.max_replan_steps)
 

@@ -169,6 +169,11 @@ class Probing:
         return self._current
 
     @property
+    def has_next(self) -> bool:
+        """There is something to try."""
+        return self._next is not None
+
+    @property
     def is_over(self) -> bool:
         """No further step of the probe follows."""
         return self._steps_left == 0

@@ -41,10 +41,14 @@ class CatchUpPass(NamedTuple):
     query_start_loc: npt.NDArray[np.int32]
     # [num_rows] int64
     positions: torch.Tensor
-    # [num_rows] int32: the token *after* each position
+    # [num_rows] int32: the token *after* each position, if it was given
     next_token_ids: torch.Tensor
     # [num_rows, hidden_size]
     hidden_states: torch.Tensor
+
+    def request_of_row(self) -> Rows:
+        """``[num_rows]``: the index into the batch of each row's request."""
+        return np.repeat(self.requests, np.diff(self.query_start_loc))
 
     @property
     def num_rows(self) -> int:
@@ -163,8 +167,8 @@ class UnseenTokens:
         request_ids: Sequence[str],
         # [num_requests], any integers
         positions: torch.Tensor,
-        # [num_requests], any integers
-        next_token_ids: torch.Tensor,
+        # [num_requests], any integers; None if whoever catches up has them
+        next_token_ids: torch.Tensor | None,
         # [num_requests, hidden_size]
         hidden_states: torch.Tensor,
     ) -> None:
@@ -172,7 +176,8 @@ class UnseenTokens:
         self._copy()
         first, last = self._take_rows(len(request_ids))
         self._positions[first:last] = positions
-        self._next_token_ids[first:last] = next_token_ids
+        if next_token_ids is not None:
+            self._next_token_ids[first:last] = next_token_ids
         self._hidden_states[first:last] = hidden_states
         self._owners[first:last] = self._numbers_of(request_ids)
         self._num_copied = last

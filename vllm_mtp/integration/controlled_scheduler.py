@@ -131,9 +131,9 @@ class ControlledScheduler(Scheduler):
         # Where scheduling is async drafts do not come back to be compared.
         self.controller = _controller_of(self.vllm_config, not is_async)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
-        # Where scheduling is async nobody waits for the scheduler.
-        self._may_rest = not is_async
         self._resting = RestingSteps()
+        self._ends_resting_step = False
+        """The output that is being taken up is of such a step."""
         self._unseen = UnseenCounts() if pause.may_rest(self.vllm_config) else None
         self._draft_lengths: dict[str, int] = {}
         self._still_waiting: frozenset[str] = frozenset()
@@ -157,8 +157,7 @@ class ControlledScheduler(Scheduler):
         if self._pinned or not self._resting.num_left:
             may_draft = self.controller.may_draft() or bool(self._pinned)
             self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
-            if self._may_rest:
-                self._resting.begin(0 if may_draft else self.controller.rest_steps())
+            self._resting.begin(0 if may_draft else self.controller.rest_steps())
         return super().schedule(*args, **kwargs)
 
     def add_request(self, request: Any) -> None:
@@ -249,7 +248,7 @@ class ControlledScheduler(Scheduler):
         )
         self._outcomes.begin(step)
         is_quiet = len(without_draft) == len(next_decoding) == step.num_requests
-        if self._may_rest and not depth and is_quiet:
+        if not depth and is_quiet:
             # All of them, in the order in which they will be listed again.
             self._resting.may_begin(without_draft, step)
         else:
@@ -347,20 +346,23 @@ class ControlledScheduler(Scheduler):
         news = news_of(model_runner_output)
         if self.metrics is not None and news is not None:
             self.metrics.vocabulary(*news)
-        is_resting = self._resting.are_under_way
+        is_step = scheduler_output.total_num_scheduled_tokens > 0
+        is_resting = is_step and self._outcomes.next_is_resting
+        self._ends_resting_step = is_resting
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if is_resting:
             self._end_resting_step()
-        elif scheduler_output.total_num_scheduled_tokens:
+        elif is_step:
             self._hear(self._outcomes.take())
         return outputs
 
     def _end_resting_step(self) -> None:
-        resting = self._resting
-        if not resting.are_under_way:  # the last request has ended, and all was told
+        if not self._ends_resting_step:  # told already: nothing is left to run
             return
-        resting.seconds.append(self._outcomes.take_resting())
-        if not resting.num_left:
+        self._ends_resting_step = False
+        resting = self._resting
+        resting.ended(self._outcomes.take_resting())
+        if resting.num_scheduled and not resting.num_left and not resting.are_under_way:
             with self._outcomes.learning():
                 self._tell_rested()
 

@@ -6,8 +6,9 @@ it comes to the target's likeliest token of each row and a comparison. On a fast
 launching the rest takes longer than running it, at K = 0 as well, where vLLM draws
 Gumbel noise of weight 0.
 
-Who needs more of the logits than their largest goes vLLM's way, and so does the whole
-batch with them: sampling, logprobs, penalties, biases, allowed tokens, grammars.
+What a request asks of its logits beforehand (penalties, biases, allowed tokens) vLLM
+does to them. Who needs more of them than the largest goes vLLM's way, and so does the
+whole batch: sampling, logprobs, grammars.
 """
 
 from typing import Any
@@ -15,13 +16,33 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
-from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
+    RejectionSampler,
+    gather_draft_sampled,
+    get_max_chunk_logits,
+)
 
 from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.kernels.dispatch import Backend, choose
 from vllm_mtp.records import GreedyStep
 
-RUNNER_ATTRIBUTES = ("batch_sharder", "pcp_manager", "req_states", "sample")
+RUNNER_ATTRIBUTES = (
+    "batch_sharder",
+    "pcp_manager",
+    "req_states",
+    "sample",
+    "vocab_size",
+)
+
+
+SAMPLER_ATTRIBUTES = (
+    "compute_nans",
+    "needs_logits_processing",
+    "return_sampling_mask",
+    "sampling_states",
+    "trace_replay_state",
+)
+REJECTION_ATTRIBUTES = ("enable_adaptive_verification", "synthetic_conditional_rates")
 
 
 class GreedyVerification:
@@ -35,6 +56,7 @@ class GreedyVerification:
         """
         self._runner = runner
         self._num_columns = runner.speculator.num_speculative_steps + 1
+        self._max_rows = get_max_chunk_logits(runner.vocab_size)
         self._backend: Backend = choose(runner.device)
         self._applies: bool | None = None
         self._warm_up(runner.device)
@@ -51,9 +73,10 @@ class GreedyVerification:
             return False
         sampler, requests = self._runner.sampler, batch.idx_mapping_np
         return bool(
-            not sampler.needs_logits_processing[requests].any()
-            and not sampler.sampling_states.temperature.np[requests].any()
+            not sampler.sampling_states.temperature.np[requests].any()
             and sampler.get_logprobs_dims(requests) is None
+            # Else vLLM processes a part at a time.
+            and len(batch.logits_indices) <= self._max_rows
         )
 
     def sample(
@@ -65,6 +88,7 @@ class GreedyVerification:
         """As the runner's ``sample``, for a batch that fits."""
         rows = batch.logits_indices
         logits = self._runner.model.compute_logits(hidden_states[rows])
+        logits = self._processed(logits, batch)
         step = GreedyStep(
             # The first of equals, as vLLM takes it.
             logits.argmax(dim=-1),
@@ -86,6 +110,31 @@ class GreedyVerification:
             num_rejected=counts[1],
         )
         return output, counts[0], counts[1]
+
+    def _processed(self, logits: torch.Tensor, batch: Any) -> torch.Tensor:
+        """What the requests' sampling parameters make of ``[num_rows, vocab]``."""
+        sampler = self._runner.sampler
+        if not sampler.needs_logits_processing[batch.idx_mapping_np].any():
+            return logits
+        token_ids, positions = gather_draft_sampled(
+            batch.input_ids,
+            batch.positions,
+            batch.logits_indices,
+            batch.expanded_idx_mapping,
+            batch.expanded_local_pos,
+            self._runner.req_states.prefill_len.gpu,
+        )
+        processed: torch.Tensor = sampler.apply_sampling_params(
+            logits,
+            batch.expanded_idx_mapping,
+            batch.idx_mapping,
+            batch.idx_mapping_np,
+            positions,
+            token_ids,
+            batch.expanded_local_pos,
+            batch.seq_lens_cpu_upper_bound.numpy(),
+        )
+        return processed
 
     def _accept(
         self, step: GreedyStep, num_reqs: int, num_columns: int
@@ -115,10 +164,12 @@ def compares_tokens_alone(runner: Any) -> bool:
     ranks for another way.
     """
     sampler, rejection = runner.sampler, runner.rejection_sampler
+    if type(sampler) is not Sampler or type(rejection) is not RejectionSampler:
+        return False
+    check_attributes(sampler, SAMPLER_ATTRIBUTES)
+    check_attributes(rejection, REJECTION_ATTRIBUTES)
     return (
-        type(sampler) is Sampler
-        and type(rejection) is RejectionSampler
-        and rejection.synthetic_conditional_rates is None
+        rejection.synthetic_conditional_rates is None
         and not rejection.enable_adaptive_verification
         and sampler.trace_replay_state is None
         and not sampler.compute_nans

@@ -1,23 +1,32 @@
 """Model Runner V2: no MTP forward while drafting is off, one catch-up when it resumes.
 
+A step without drafting goes like one of a runner without a speculator: what vLLM does
+for one that has nothing to do, and what we kept of the step, took as long as drafting
+one token on an H100 with 1.65B parameters, whose steps wait for the host. What is kept
+now is two copies; the tokens are on the device anyhow.
+
 The catch-up fills the speculator's own input buffers and runs its model, without the
 head and without touching what the step's own draft pass has been given.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
     build_slot_mappings_by_layer,
 )
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+from vllm.v1.worker.gpu.spec_decode.utils import get_drafter_hidden_states
 
 from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.compat import check_attributes
 
-PAUSE_ATTRIBUTES = ("draft_tokens", "hidden_states", "input_buffers", "max_num_tokens")
+PAUSE_ATTRIBUTES = ("hidden_states", "input_buffers", "max_num_tokens")
+PAUSED_RUNNER_ATTRIBUTES = ("execute_model_state", "req_states", "sample_tokens")
 
 
 class RestsWhileOff(DraftModelSpeculator):
@@ -42,71 +51,47 @@ class RestsWhileOff(DraftModelSpeculator):
     def propose(
         self,
         input_batch: Any,
-        attn_metadata: dict[str, Any],
-        slot_mappings: dict[str, torch.Tensor],
-        # [num_tokens, hidden_size]
-        last_hidden_states: torch.Tensor,
-        aux_hidden_states: list[torch.Tensor] | None,
-        # [num_reqs]
-        num_sampled: torch.Tensor,
-        # [num_reqs]
-        num_rejected: torch.Tensor,
-        # [max_num_reqs, 1]
-        last_sampled: torch.Tensor,
-        # [num_prefill_lookahead, max_num_reqs]
-        next_prefill_tokens: torch.Tensor,
         *args: Any,
         num_speculative_tokens: int | None = None,
         dummy_run: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor:
-        batch = input_batch
-        depth = self.num_speculative_steps
-        if num_speculative_tokens is not None:
-            depth = num_speculative_tokens
-        may_rest = self._rests_while_off and not dummy_run
-        if may_rest and pause.mtp_layers_rest(
-            depth, batch.num_reqs, batch.num_tokens, batch.num_draft_tokens
-        ):
-            states = batch.idx_mapping[: batch.num_reqs]
-            next_token_ids = torch.where(
-                num_sampled[: batch.num_reqs] > 0,
-                last_sampled.flatten()[states],
-                next_prefill_tokens[0][states],
-            )
-            self._put_aside(batch, last_hidden_states, next_token_ids)
-            self.draft_tokens[: batch.num_reqs].fill_(-1)
-            return self.draft_tokens[: batch.num_reqs]
-        if may_rest and depth and self.unseen is not None and self.unseen.num_rows:
-            waiting = self.unseen.counts(batch.req_ids)
-            self._catch_up(batch, caught_up_now(waiting))
+        may_catch_up = self._rests_while_off and not dummy_run
+        # Told no depth it drafts as deep as it can.
+        may_catch_up &= num_speculative_tokens != 0
+        if may_catch_up and self.unseen is not None and self.unseen.num_rows:
+            waiting = self.unseen.counts(input_batch.req_ids)
+            self._catch_up(input_batch, caught_up_now(waiting))
         return super().propose(
-            batch,
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_sampled,
-            num_rejected,
-            last_sampled,
-            next_prefill_tokens,
+            input_batch,
             *args,
             num_speculative_tokens=num_speculative_tokens,
             dummy_run=dummy_run,
             **kwargs,
         )
 
-    def _put_aside(
-        self,
-        batch: Any,
-        # [num_tokens, hidden_size]
-        hidden_states: torch.Tensor,
-        # [num_reqs]
-        next_token_ids: torch.Tensor,
-    ) -> None:
+    def rests(self, state: Any) -> bool:
+        """Whether the MTP layers rest in a step.
+
+        Args:
+            state: vLLM's ``ExecuteModelState``, of the target's pass that is over.
+        """
+        batch = state.input_batch
+        return self._rests_while_off and pause.mtp_layers_rest(
+            state.num_spec_tokens_to_schedule,
+            batch.num_reqs,
+            batch.num_tokens,
+            batch.num_draft_tokens,
+        )
+
+    def put_aside(self, state: Any) -> None:
+        """Keep what the MTP layers would have read in a step in which they rest."""
         if self.unseen is None:
             return
-        num_reqs = batch.num_reqs
+        batch, num_reqs = state.input_batch, state.input_batch.num_reqs
+        hidden_states = get_drafter_hidden_states(
+            self.model_runner.model, state.hidden_states
+        )
         self.unseen.make_room(
             num_reqs,
             self.model_runner.req_states.req_id_to_index.keys(),
@@ -115,7 +100,7 @@ class RestsWhileOff(DraftModelSpeculator):
         self.unseen.add(
             batch.req_ids,
             batch.positions[:num_reqs],
-            next_token_ids,
+            None,
             hidden_states[:num_reqs],
         )
 
@@ -161,7 +146,7 @@ class RestsWhileOff(DraftModelSpeculator):
             seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[requests_cpu],
             positions=part.positions,
         )
-        self.input_buffers.input_ids[:num_rows] = part.next_token_ids
+        self.input_buffers.input_ids[:num_rows] = self._tokens_after(part, batch)
         self.input_buffers.positions[:num_rows] = part.positions
         self.hidden_states[:num_rows] = part.hidden_states
         self.on_prefill_begin(len(part.requests))
@@ -171,3 +156,35 @@ class RestsWhileOff(DraftModelSpeculator):
             build_slot_mappings_by_layer(slots, self.kv_cache_config),
             num_tokens_across_dp=None,
         )
+
+    def _tokens_after(self, part: CatchUpPass, batch: Any) -> torch.Tensor:
+        """``[num_rows]`` int32: what was committed behind the positions of a pass."""
+        requests = torch.from_numpy(part.request_of_row().astype(np.int64))
+        states = batch.idx_mapping[requests.to(self.device)]
+        token_ids: torch.Tensor = self.model_runner.req_states.all_token_ids.gpu
+        return token_ids[states, part.positions + 1]
+
+
+def rest_like_a_target_alone(runner: Any, speculator: RestsWhileOff) -> None:
+    """Let a runner forget its speculator in steps in which the MTP layers rest.
+
+    Args:
+        runner: vLLM's V2 model runner.
+        speculator: ours, already in its place.
+    """
+    check_attributes(runner, PAUSED_RUNNER_ATTRIBUTES)
+    sample_tokens = runner.sample_tokens
+
+    def sample_and_rest(grammar_output: Any) -> Any:
+        state = runner.execute_model_state
+        if state is None or not speculator.rests(state):
+            return sample_tokens(grammar_output)
+        runner.speculator = None
+        try:
+            output = sample_tokens(grammar_output)
+        finally:
+            runner.speculator = speculator
+        speculator.put_aside(state)
+        return output
+
+    runner.sample_tokens = sample_and_rest

@@ -34,8 +34,17 @@ class RestingSteps:
 
     @property
     def are_under_way(self) -> bool:
-        """The step whose output comes next is one of them."""
+        """Outputs of some of them are not here yet."""
         return len(self.seconds) < self.num_scheduled
+
+    def ended(self, seconds: float) -> None:
+        """The output of one is here.
+
+        Where steps overlap its batch may be over by now and all be told of it: then its
+        time is not missed.
+        """
+        if self.are_under_way:
+            self.seconds.append(seconds)
 
     def may_begin(self, request_ids: Sequence[str], step: ScheduledStep) -> None:
         """The next steps may be like this one.
@@ -52,7 +61,9 @@ class RestingSteps:
         Args:
             num_steps: For how long, the step that is being scheduled included.
         """
-        self.num_left = min(num_steps, MAX_STEPS) if self._decided is not None else 0
+        # One that is decided lies between these and the next ones.
+        may_begin = self._decided is not None and not self.num_scheduled
+        self.num_left = min(num_steps, MAX_STEPS) if may_begin else 0
 
     def goes_on(self, scheduler_output: Any) -> bool:
         """Whether the step just scheduled is one of them, or needs a decision."""

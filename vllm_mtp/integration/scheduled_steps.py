@@ -48,13 +48,13 @@ class StepOutcomes:
                 contains the draft steps of the step before.
         """
         self._drafts_after_output = drafts_after_output
-        self._under_way: deque[tuple[ScheduledStep, float]] = deque()
+        self._under_way: deque[tuple[ScheduledStep | None, float]] = deque()
+        """None for steps that rest."""
         self._requests: list[RequestOutcome] = []
         self._compared: list[RequestOutcome] = []
         self._last_output_at_s = 0.0
         self._last: ScheduledStep | None = None
         self._scheduling_since_s: float | None = None
-        self._resting_since_s = 0.0
         self._learning_s = 0.0
         """Since the last output."""
 
@@ -70,17 +70,28 @@ class StepOutcomes:
         return since_s or time.monotonic()
 
     def begin_resting(self) -> None:
-        """As `begin`, of a step whose time is all that will be known of it.
+        """As `begin`, of a step whose time is all that will be known of it."""
+        self._under_way.append((None, self._begun_at_s()))
 
-        Where scheduling is sync only: its output comes before the next step begins.
-        """
-        self._resting_since_s = self._begun_at_s()
+    @property
+    def next_is_resting(self) -> bool:
+        """The step whose output comes next is one of those."""
+        return bool(self._under_way) and self._under_way[0][0] is None
 
     def take_resting(self) -> float:
         """As `take`, of such a step: the seconds that it took."""
-        self._last_output_at_s = now_s = time.monotonic()
-        learning_s, self._learning_s = self._learning_s, 0.0
-        return now_s - self._resting_since_s + learning_s
+        _, began_at_s = self._under_way.popleft()
+        return self._step_time_s(began_at_s)
+
+    def _step_time_s(self, began_at_s: float) -> float:
+        """Of the step whose output has just come."""
+        now_s = time.monotonic()
+        step_time_s = now_s - max(began_at_s, self._last_output_at_s)
+        if began_at_s >= self._last_output_at_s:  # else it lies between two outputs
+            step_time_s += self._learning_s
+        self._learning_s = 0.0
+        self._last_output_at_s = now_s
+        return step_time_s
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -107,12 +118,8 @@ class StepOutcomes:
     def take(self) -> StepOutcome:
         """The oldest step's outcome; its output is here."""
         step, began_at_s = self._under_way.popleft()
-        now_s = time.monotonic()
-        step_time_s = now_s - max(began_at_s, self._last_output_at_s)
-        if began_at_s >= self._last_output_at_s:  # else it lies between two outputs
-            step_time_s += self._learning_s
-        self._learning_s = 0.0
-        self._last_output_at_s = now_s
+        assert step is not None, "it rested"
+        step_time_s = self._step_time_s(began_at_s)
         drafting = (self._last or step) if self._drafts_after_output else step
         self._last = step
         requests, self._requests = tuple(self._requests), []

@@ -125,5 +125,7 @@ class MTPPlusAsyncScheduler(ControlledScheduler, AsyncScheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
+        if not scheduler_output.num_spec_tokens_to_schedule:
+            return
         for request_id in scheduler_output.num_scheduled_tokens:
             self._cut_draft(request_id)

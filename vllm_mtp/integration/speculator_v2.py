@@ -20,7 +20,11 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.draft_vocab_v2 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.greedy_v2 import verify_greedy_steps
-from vllm_mtp.integration.pause_v2 import PAUSE_ATTRIBUTES, RestsWhileOff
+from vllm_mtp.integration.pause_v2 import (
+    PAUSE_ATTRIBUTES,
+    RestsWhileOff,
+    rest_like_a_target_alone,
+)
 from vllm_mtp.integration.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
@@ -183,6 +187,7 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator.rollback = rollback
     runner.speculator.model_runner = runner
     runner.speculator.prepare_to_rest()
+    rest_like_a_target_alone(runner, runner.speculator)
     verify_greedy_steps(runner)
     if isinstance(runner.speculator, DraftsFromVocabulary):
         follow_tokens(runner, runner.speculator)

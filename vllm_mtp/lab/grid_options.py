@@ -32,6 +32,9 @@ MAX_ROUND_SECONDS = 600.0
 MAX_CONTEXT_TOKENS = 1_000_000
 
 PLUS = METHOD
+PLUS_AGAIN = f"{METHOD} again"
+"""A process has its own luck for as long as it lives: two without speculation differ by
+up to 4 % for hours. So ours runs twice, too, and its speed is the mean of both."""
 
 
 class Contender(NamedTuple):
@@ -110,7 +113,7 @@ class GridOptions:
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
-        """No speculation first, twice, then every static K, then ours."""
+        """No speculation first, twice, then every static K, then ours, twice."""
         static = (
             Contender(
                 static_name(length),
@@ -122,6 +125,7 @@ class GridOptions:
             Contender(NO_SPECULATION, None),
             Contender(AGAIN, None),
             *static,
+            Contender(PLUS_AGAIN, {"method": METHOD}),
             Contender(PLUS, {"method": METHOD}),
         )
 

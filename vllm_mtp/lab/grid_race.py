@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_journal import ENGINE, ROUND, WARM_UP, Journal
-from vllm_mtp.lab.grid_options import PLUS
+from vllm_mtp.lab.grid_options import PLUS, PLUS_AGAIN
 
 HOPELESS = 0.65
 """Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""
@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 
 def is_static(contender: str) -> bool:
     """Whether a contender is vLLM's `mtp` with a fixed K."""
-    return contender not in (NO_SPECULATION, AGAIN, PLUS)
+    return contender not in (NO_SPECULATION, AGAIN, PLUS, PLUS_AGAIN)
 
 
 def draft_length(static: str) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_cells import Cell
 from vllm_mtp.lab.grid_journal import Journal
-from vllm_mtp.lab.grid_options import PLUS, GridOptions
+from vllm_mtp.lab.grid_options import PLUS, PLUS_AGAIN, GridOptions
 from vllm_mtp.lab.grid_race import (
     hopeless_contenders,
     spared_contenders,
@@ -61,7 +61,8 @@ def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> Repeat | 
     rivals = _unclear_rivals(journal, cell)
     if not rivals:
         return None
-    return Repeat(number, [name for name in names if name in {PLUS, *rivals}])
+    players = {PLUS, PLUS_AGAIN, *rivals}
+    return Repeat(number, [name for name in names if name in players])
 
 
 def _unclear_rivals(journal: Journal, cell: Cell) -> set[str]:

@@ -126,12 +126,16 @@ def _overall_table(result: Mapping[str, Any]) -> Table:
         table.add_row(
             f"{name}{' (best static)' if is_best else ''}", f"{bound}{mean:.3f}"
         )
-    if (again := overall["again_over_none"]) is not None:
-        lowest, highest = min(again["each"]), max(again["each"])
-        table.caption = (
-            f"two engines without speculation differ: {lowest:.3f} to {highest:.3f} "
-            f"over the cells"
-        )
+    pairs = {
+        "without speculation": overall["again_over_none"],
+        f"with {PLUS}": overall["plus_again_over_plus"],
+    }
+    table.caption = "; ".join(
+        f"two engines {what} differ: {min(again['each']):.3f} to "
+        f"{max(again['each']):.3f} over the cells"
+        for what, again in pairs.items()
+        if again is not None
+    )
     return table
 
 

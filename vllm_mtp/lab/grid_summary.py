@@ -9,7 +9,9 @@ Result (JSON)::
          .contenders.<name> tokens_per_s, whole_tokens_per_s   spreads over the repeats
                             over_none, whole_over_none         paired ratios to the
                             geometric mean of both engines without speculation, but
-                            for one of these: to the first
+                            for one of these: to the first; of mtp_plus the
+                            geometric mean of both
+                            over_twin   of a second engine: to the first
                             acceptance_length, acceptance_per_position,
                             mean_draft_length, num_preempted
                             split_ms                  verify, draft, rest of a step
@@ -24,6 +26,7 @@ Result (JSON)::
            .at_most         static K of whose means that is so: they are lower still
            .best_single_static, .plus_over_best_single_static
            .again_over_none    of the cells' medians: what only the machine does
+           .plus_again_over_plus    likewise, of both engines with mtp_plus
            .lowest_acceptance                         cell and share of K = 1
            .metrics_share                 of a step, median over cells: counting
     targets[]               name, limit, value, is_reached, num_cells_missed,
@@ -39,7 +42,7 @@ from typing import Any, NamedTuple
 
 from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
 from vllm_mtp.lab.grid_journal import CALIBRATION, ENGINE, ROUND, Journal
-from vllm_mtp.lab.grid_options import PLUS
+from vllm_mtp.lab.grid_options import PLUS, PLUS_AGAIN
 from vllm_mtp.lab.grid_race import (
     draft_length,
     hopeless_contenders,
@@ -68,6 +71,9 @@ DEFINITIONS = {
 }
 
 Record = Mapping[str, Any]
+
+TWINS = {AGAIN: NO_SPECULATION, PLUS_AGAIN: PLUS}
+"""Engines that do the same as others."""
 
 
 class Clock(NamedTuple):
@@ -160,6 +166,7 @@ def _summarise_contender(
         "whole_tokens_per_s": _speeds(repeats, name, WHOLE).as_json(),
         "over_none": _ratio_to_none(repeats, name, FULL),
         "whole_over_none": _ratio_to_none(repeats, name, WHOLE),
+        **_over_twin(repeats, name),
         **_acceptance(_rounds_of(repeats, name)),
         "split_ms": _split_ms(warm_up),
         "draft_columns": _rounds_of(repeats, name)[-1].get("draft_columns"),
@@ -198,7 +205,8 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
         ],
         "best_single_static": best,
         "plus_over_best_single_static": means[PLUS] / means[best],
-        "again_over_none": _again_over_none(cells),
+        "again_over_none": _twins_differ(cells, AGAIN),
+        "plus_again_over_plus": _twins_differ(cells, PLUS_AGAIN),
         "lowest_acceptance": _lowest_acceptance(cells),
         "metrics_share": _metrics_share(cells),
     }
@@ -218,7 +226,7 @@ def over_none(cell: Record, name: str) -> float:
 
 
 def whole_repeats(journal: Journal, name: str) -> dict[int, dict[str, Record]]:
-    """Repeats of a cell of which everything was written: `mtp_plus` comes last.
+    """Repeats of a cell of which everything was written: the last contender's, too.
 
     If a contender was measured twice, the later record counts.
     """
@@ -246,12 +254,19 @@ def _rounds_of(repeats: Iterable[Mapping[str, Record]], name: str) -> list[Recor
 def _speeds(
     repeats: Iterable[Mapping[str, Record]], contender: str, clock: Clock
 ) -> Spread:
-    return Spread.of(
-        [
-            each[clock.tokens] / each[clock.seconds]
-            for each in _rounds_of(repeats, contender)
-        ]
-    )
+    """One for each repeat; of `mtp_plus` the geometric mean of both engines."""
+    played = [repeat for repeat in repeats if contender in repeat]
+    own = _own_speeds(played, contender, clock)
+    if contender != PLUS or not all(PLUS_AGAIN in repeat for repeat in played):
+        return own
+    return Spread.of_geometric_mean(own, _own_speeds(played, PLUS_AGAIN, clock))
+
+
+def _own_speeds(
+    repeats: Iterable[Mapping[str, Record]], contender: str, clock: Clock
+) -> Spread:
+    rounds = [repeat[contender] for repeat in repeats]
+    return Spread.of([each[clock.tokens] / each[clock.seconds] for each in rounds])
 
 
 def _ratio(
@@ -277,6 +292,17 @@ def _ratio_to_none(
     ]
     mean = Spread.of_geometric_mean(*(_speeds(both, m, clock) for m in measures))
     return Spread.of_ratio(_speeds(both, name, clock), mean).as_json()
+
+
+def _over_twin(
+    repeats: Sequence[Mapping[str, Record]], name: str
+) -> dict[str, dict[str, Any]]:
+    """Of a contender that there is to see what two engines that do the same differ."""
+    if name not in TWINS:
+        return {}
+    both = [each for each in repeats if name in each and TWINS[name] in each]
+    speeds = (_own_speeds(both, each, FULL) for each in (name, TWINS[name]))
+    return {"over_twin": Spread.of_ratio(*speeds).as_json()}
 
 
 def _acceptance(rounds: Sequence[Record]) -> dict[str, Any]:
@@ -320,11 +346,11 @@ def _split_ms(warm_up: Record | None) -> dict[str, float] | None:
     return {**parts, "rest": step_ms - sum(parts.values())}
 
 
-def _again_over_none(cells: Sequence[Record]) -> dict[str, Any] | None:
-    """How much two engines without speculation differ; None if there was only one."""
-    if AGAIN not in cells[0]["contenders"]:
+def _twins_differ(cells: Sequence[Record], twin: str) -> dict[str, Any] | None:
+    """How much two engines that do the same differ; None if there was only one."""
+    if twin not in cells[0]["contenders"]:
         return None
-    medians = [cell["contenders"][AGAIN]["over_none"]["median"] for cell in cells]
+    medians = [cell["contenders"][twin]["over_twin"]["median"] for cell in cells]
     return Spread.of(medians).as_json()
 
 

@@ -79,6 +79,28 @@ def test_drafts_go_to_the_requests_that_accept_them() -> None:
     assert bad < 0.5
 
 
+@pytest.mark.parametrize(
+    ("max_graph_rows", "is_uniform"), [(0, False), (15, False), (16, True)]
+)
+@pytest.mark.parametrize("few_accept", [0.05, 0.5])
+def test_where_steps_are_graphs_requests_have_equally_many_draft_tokens(
+    max_graph_rows: int, is_uniform: bool, few_accept: float
+) -> None:
+    """Probes too, from K = 0 and back; with 8 requests one draft each is 16 rows."""
+    options = GoodputOptions(max_graph_rows=max_graph_rows)
+    engine = SmallEngine(
+        GoodputController(K_MAX, options),
+        [0.95] * 4 + [few_accept] * 4,
+        lambda tokens, depth: 0.01 * (1.0 + 0.4 * tokens + 0.02 * depth),
+    ).run(400)
+    engine.acceptance = [0.02] * 8
+    engine.run(400)
+    lengths = [set(d.num_draft_tokens.values()) for d in engine.decisions]
+    assert all(len(each) == 1 for each in lengths) == is_uniform
+    assert "probe" in engine.reasons(600)
+    assert 0 in engine.depths(600)
+
+
 def test_equal_depths_do_not_make_it_thrash() -> None:
     """Each draft token brings exactly what it costs, up to the bound."""
 

@@ -198,6 +198,17 @@ def test_only_allowed_depths_are_planned() -> None:
     assert {plan.depth for plan in found} == {0, 2}
 
 
+def test_where_steps_are_graphs_all_plans_are_uniform() -> None:
+    batch = Batch([group(2, [0.9] * 3), group(1, [0.1] * 3)])
+    times = times_of([1.0, 1.4, 1.8, 2.2])
+    assert not all(plan.is_uniform for plan in plans(batch, times, DEPTHS))
+    found = plans(batch, times, DEPTHS, keep=DEPTHS, may_mix=False)
+    assert [plan.depth for plan in found] == [*DEPTHS]
+    assert all(plan.is_uniform for plan in found)
+    # Ranks that must draft equally deep can be off by verifying nothing alone.
+    assert not all(p.is_uniform for p in plans(batch, times, (2,), may_mix=False))
+
+
 @given(st.integers(0, K_MAX), st.integers(1, 3), GROUPS, TIMES)
 @settings(max_examples=100, deadline=None)
 def test_pinned_requests_set_the_least_depth_and_are_counted(

@@ -48,12 +48,14 @@ def test_the_grid_is_every_combination_each_with_a_name_of_its_own(
 def test_contenders_are_none_then_every_static_k_then_ours(
     options: GridOptions,
 ) -> None:
-    first, again, *static, last = options.contenders
+    first, again, *static, ours_again, ours = options.contenders
     assert first.speculative_config is again.speculative_config is None
     assert first.name != again.name
     lengths = [c.speculative_config["num_speculative_tokens"] for c in static]  # type: ignore[index]
     assert lengths == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert last.speculative_config == {"method": METHOD}
+    assert ours.speculative_config == ours_again.speculative_config
+    assert ours.speculative_config == {"method": METHOD}
+    assert ours.name != ours_again.name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vllm_mtp.lab import grid_journal
 from vllm_mtp.lab.grid_bench import report_only, turns, write_results
 from vllm_mtp.lab.grid_cells import Cell, plan_cells
 from vllm_mtp.lab.grid_journal import ENGINE, ROUND, WARM_UP, Journal
-from vllm_mtp.lab.grid_options import PLUS, GridOptions
+from vllm_mtp.lab.grid_options import PLUS, PLUS_AGAIN, GridOptions
 from vllm_mtp.lab.grid_race import (
     hopeless_contenders,
     spared_contenders,
@@ -106,6 +106,29 @@ def test_how_much_the_machine_alone_does_is_told(journal: Journal) -> None:
     assert again["each"] == pytest.approx([(1 + 5 / 4.8) / 2, 4 / 4.2])
 
 
+def test_the_speed_of_mtp_plus_is_the_mean_of_both_engines(journal: Journal) -> None:
+    overall = summarise(journal)["overall"]
+    assert (
+        overall["plus_again_over_plus"] is None
+    )  # a journal from before there were two
+    journal.add(ENGINE, contender=PLUS_AGAIN, has_mended_sampling=True)
+    for cell, times in SECONDS.items():
+        for repeat, seconds in enumerate(times[PLUS]):
+            faster = figures(seconds / 1.21, drafted=[], accepted=[])
+            journal.add(ROUND, cell=cell, repeat=repeat, contender=PLUS_AGAIN, **faster)
+    result = summarise(journal)
+    code = result["cells"][0]
+    assert code["plus_over_none"]["each"] == pytest.approx([2.2, 1.1 * NONE_S / 2.5])
+    assert code["plus_over_best_static"]["each"] == pytest.approx([1.1, 0.88])
+    speeds = [
+        code["contenders"][name]["tokens_per_s"]["each"] for name in (PLUS, PLUS_AGAIN)
+    ]
+    assert speeds[0] == pytest.approx([55.0, 44.0])
+    assert speeds[1] == pytest.approx([60.5, 48.4])
+    differ = result["overall"]["plus_again_over_plus"]["each"]
+    assert differ == pytest.approx([1.21, 1.21])
+
+
 def test_every_target_is_judged_and_says_where_it_was_missed(journal: Journal) -> None:
     static, none, single = summarise(journal)["targets"]
     assert not static["is_reached"]
@@ -145,7 +168,7 @@ def test_a_repeat_without_all_contenders_does_not_count(
     assert next_repeat(journal, code, options) is None
     assert next_repeat(journal, constrained, options) == (
         1,
-        ["none", "none again", "mtp K=1", PLUS],
+        ["none", "none again", "mtp K=1", PLUS_AGAIN, PLUS],
     )
     over_none = summarise(journal)["cells"][1]["plus_over_none"]
     assert over_none["each"] == pytest.approx([OTHER_NONE_S / 4])
@@ -212,7 +235,7 @@ def test_static_lengths_longer_than_a_hopeless_one_are_not_measured(
     assert next_repeat(journal, cell, options) is None
     more = tiny_options(tmp_path, draft_lengths=(1, 2, 3), num_repeats=3)
     repeat = next_repeat(journal, cell, more)
-    assert repeat == Repeat(2, ["none", "none again", "mtp K=1", PLUS])
+    assert repeat == Repeat(2, ["none", "none again", "mtp K=1", PLUS_AGAIN, PLUS])
     summary = summarise_cell(journal, cell.name)
     assert list(summary["contenders"]) == [
         "none",
@@ -294,10 +317,11 @@ def test_a_cell_is_measured_until_it_is_clear_where_it_lies(
     seconds = {"none": 1.0, "none again": 1.0, "mtp K=1": 1.2}
     players = []
     while repeat := next_repeat(journal, cell, options):
-        play(journal, cell, repeat, seconds | {PLUS: 1.0 / speeds[repeat.number]})
+        ours = dict.fromkeys((PLUS, PLUS_AGAIN), 1.0 / speeds[repeat.number])
+        play(journal, cell, repeat, seconds | ours)
         players.append(repeat.names)
     assert len(players) == num_repeats
-    assert players[:3] == [["none", "none again", "mtp K=1", PLUS]] * 3
+    assert players[:3] == [["none", "none again", "mtp K=1", PLUS_AGAIN, PLUS]] * 3
     assert all("mtp K=1" not in names or speeds[0] > 1 for names in players[3:])
 
 
