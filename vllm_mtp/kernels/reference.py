@@ -1,7 +1,5 @@
 """The specification, in plain torch. Every fast backend must equal it.
 
-Greedy verification is told of where it is. Rollback:
-
 Rows of one request with K draft tokens of which a were accepted::
 
     row            q          q+1 ..  q+a   q+a+1 ..  q+K      q = query_start_loc[i]
