@@ -57,6 +57,7 @@ def off(
     ] = "1,16",
     request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 128,
     temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
+    dtype: DtypeOption = "float32",
     repeats: Annotated[int, typer.Option(help="Timed rounds of each engine.")] = 7,
     output: Annotated[Path, typer.Option(help="Folder for off-<hardware>.json.")] = (
         Path()
@@ -76,6 +77,7 @@ def off(
             concurrencies=parse_list("concurrency", concurrency, int),
             request_tokens=request_tokens,
             temperature=temperature,
+            dtype=dtype,
             num_repeats=repeats,
             output=output,
         )

@@ -29,8 +29,10 @@ from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals
 from vllm_mtp.lab.grid_cells import CODE, Prompts
 from vllm_mtp.lab.grid_engines import EngineGroup
+from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.option_checks import (
     check_fields,
+    check_name,
     check_numbers,
     check_output_folder,
 )
@@ -60,6 +62,7 @@ class OffOptions:
         concurrencies: Requests at a time.
         request_tokens: Tokens of every request.
         temperature: Of sampling; 0 is greedy.
+        dtype: Weights and arithmetic.
         num_repeats: Timed rounds of each engine and concurrency.
         output: Folder for the result.
     """
@@ -68,6 +71,7 @@ class OffOptions:
     concurrencies: tuple[int, ...] = (1, 16)
     request_tokens: int = 128
     temperature: float = 0.0
+    dtype: str = "float32"
     num_repeats: int = 7
     output: Path = Path()
 
@@ -78,6 +82,7 @@ class OffOptions:
             ConfigError: One of them has a value that is not allowed.
         """
         check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
+        check_name("dtype", self.dtype, DTYPES)
         check_fields(
             self,
             {
@@ -107,7 +112,7 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
     cells = {}
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
         longest = room_for(options.request_tokens)
-        size = EngineSize(model, longest, most)
+        size = EngineSize(model, longest, most, options.dtype)
         prompts = start_engines(group, CONTENDERS, size, logs)
         for concurrency in options.concurrencies:
             console.print(f"{concurrency} requests at a time", highlight=False)

@@ -22,6 +22,7 @@ PROMPTS = Prompts(own={"code": [[1, 2], [3, 4]]}, contexts={}, vocab_size=9)
         ),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed; must be a number"),
         ({"temperature": 3.0}, "temperature: 3.0 is not allowed; must be a number"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not allowed; must be"),
         ({"num_repeats": 0}, "repeats: 0 is not allowed"),
         ({"output": Path("/nowhere")}, "output: '/nowhere' is not allowed"),
     ],
