@@ -63,6 +63,13 @@ next one, and the same thread learns: 0.2 ms for a step learned alone."""
 _STEPS_ALONE = 256
 """At first each step is learned at once even so."""
 
+_OUTCOME_S = 10e-6
+"""What learning of one request in one step takes, about."""
+_LEARNING_SHARE = 0.02
+"""Of the time of the steps that may go into it: of a large batch of short steps, for
+which a fast GPU waits, some outcomes are left out."""
+_FEWEST_OUTCOMES = 32
+
 _SEARCH_ALONE_S = 0.4e-3
 _SEARCH_S = 1.2e-3
 """What looking for a plan takes on a slow core, for one request and for several."""
@@ -112,6 +119,13 @@ def _size_of(are_greedy: Sequence[bool]) -> _Size:
 
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
+
+
+def _affordable_outcomes(steps: Sequence[StepOutcome]) -> int:
+    """How many outcomes of these steps may be learned of."""
+    # No clock is right for ever: what is no number of seconds counts as none.
+    times = (min(s.step_time_s, 1.0) for s in steps if s.step_time_s > 0.0)
+    return max(int(_LEARNING_SHARE * sum(times) / _OUTCOME_S), _FEWEST_OUTCOMES)
 
 
 def _items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:
@@ -393,7 +407,7 @@ class GoodputController:
             examined += outcome.compared
             self.cost.observe(outcome)
         if examined:
-            self._learn_acceptance(examined, len(self._unlearned))
+            self._learn_acceptance(examined, self._unlearned)
         else:
             self.survival.wait(len(self._unlearned))
         self._num_learned += len(self._unlearned)
@@ -406,10 +420,11 @@ class GoodputController:
             self._replan()
 
     def _learn_acceptance(
-        self, examined: Sequence[RequestOutcome], num_steps: int
+        self, examined: Sequence[RequestOutcome], steps: Sequence[StepOutcome]
     ) -> None:
         is_promising = self._is_off and self._is_promising(examined)
-        jump = self.survival.observe(examined, num_steps)
+        most = _affordable_outcomes(steps)
+        jump = self.survival.observe(examined, len(steps), most)
         if jump:
             self._replan_steps = 1
         if jump > 0 or is_promising:

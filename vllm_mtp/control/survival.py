@@ -274,19 +274,28 @@ class SurvivalModel:
 
     # -- learning -----------------------------------------------------------------
 
-    def observe(self, outcomes: Sequence[RequestOutcome], num_steps: int = 1) -> float:
+    def observe(
+        self,
+        outcomes: Sequence[RequestOutcome],
+        num_steps: int = 1,
+        max_outcomes: int | None = None,
+    ) -> float:
         """Learn from the requests of a step, or of a few steps together.
 
         Args:
             outcomes: Of requests with drafts. Of a request several, the earlier first,
                 if there are several steps.
             num_steps: As many have passed.
+            max_outcomes: Most that are learned of, each time others; None: as many for
+                each step as the options say.
 
         Returns:
             How far acceptance has just jumped, log-odds; 0 if it has not.
         """
         self.wait(num_steps)
         limit = num_steps * self.options.max_outcomes
+        if max_outcomes is not None:
+            limit = min(limit, max_outcomes)
         groups = self._group(self._some(outcomes, limit))
         if not groups:
             return 0.0

@@ -374,7 +374,8 @@ class ControlledScheduler(Scheduler):
         if self._unseen is not None:
             self._unseen.rest(resting.request_ids, resting.num_scheduled)
         outcomes = resting.outcomes()
-        self.controller.rested(outcomes)
+        if outcomes:
+            self.controller.rested(outcomes)
         if self.metrics is not None:
             self.metrics.decoding_without_draft(
                 resting.request_ids, self._switched_off, resting.num_scheduled

@@ -641,12 +641,43 @@ def test_short_steps_are_learned_a_few_at_a_time(
     learned: list[int] = []
     observe = controller.survival.observe
 
-    def observe_and_note(outcomes: Sequence[RequestOutcome], num_steps: int) -> float:
+    def observe_and_note(
+        outcomes: Sequence[RequestOutcome], num_steps: int, most: int
+    ) -> float:
         learned.append(num_steps)
-        return observe(outcomes, num_steps)
+        return observe(outcomes, num_steps, most)
 
     monkeypatch.setattr(controller.survival, "observe", observe_and_note)
     engine.run(320)
     assert 312 <= sum(learned) <= 328, "none is left out"
     assert statistics.fmean(learned) > 4 if is_short else set(learned) == {1}
     assert statistics.fmean(engine.depths(400)) > 2
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "shorter", "most_left_out"), [(64, 4.0, 0.9), (8, 1.0, 0.0)]
+)
+def test_of_large_batches_of_short_steps_some_outcomes_are_not_learned_of(
+    num_requests: int, shorter: float, most_left_out: float
+) -> None:
+    """And it settles where it did: there are plenty."""
+    controller = GoodputController(K_MAX)
+    observe, given, learned = controller.survival.observe, [], []
+
+    def recorded(
+        outcomes: Sequence[RequestOutcome], num_steps: int, most: int
+    ) -> float:
+        given.append(len(outcomes))
+        learned.append(min(len(outcomes), most))
+        return observe(outcomes, num_steps, most)
+
+    controller.survival.observe = recorded  # type: ignore[method-assign]
+    engine = SmallEngine(
+        controller,
+        [0.8] * num_requests,
+        lambda tokens, depth: line_s(tokens, depth) / shorter,
+    ).run(600)
+    left_out = 1.0 - sum(learned) / sum(given)
+    assert left_out <= most_left_out
+    assert (left_out > 0.5) == (most_left_out > 0.5)
+    assert share_of_best(engine, 0.8, 200) > 0.96
