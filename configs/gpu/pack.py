@@ -11,9 +11,9 @@ That machine must have torch with CUDA, Triton and transformers. About 43 MiB fo
 architecture, after ten minutes: most of vLLM's gigabyte is machine code for others,
 which is overwritten with zeros, and libraries that no dense model on one GPU loads.
 With one made like this engines ran on an H100, with Python 3.12 and torch 2.11 (vLLM
-0.32 asks for 2.13). Where what can be carried at once is bounded, ``split -b 30M`` parts
-it and ``cat parts* | xz -dc | tar x -C /tmp/site`` unpacks it there: so it was in use on
-2026-11-27, with this tree beside one half.
+0.32 asks for 2.13). Where what can be carried at once is bounded, ``split -b 30M``
+parts it and ``cat parts* | xz -dc | tar x -C /tmp/site`` unpacks it there: so it was
+in use on 2026-11-27, with this tree beside one half.
 """
 
 import argparse
