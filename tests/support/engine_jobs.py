@@ -67,6 +67,8 @@ class JobResult:
     """Of a script: how often it was asked, and steps that it was told of."""
     num_compared_steps: int = 0
     """Steps on Model Runner V2 that were verified by comparing tokens."""
+    num_resting_steps: int = 0
+    """Steps on Model Runner V2 without the speculator."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
         _let_the_cpu_schedule_async()
     if arguments.pop("never_rest", False):
         _never_rest()
-    compared = _count_compared_steps() if jobs.v2 else [0]
+    compared, resting = _count_steps() if jobs.v2 else ([0], [0])
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         recorder = _play(llm, jobs.script) if jobs.script else None
@@ -153,6 +155,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_decisions=len(recorder.decisions) if recorder else 0,
             num_outcomes=len(recorder.outcomes) if recorder else 0,
             num_compared_steps=compared[0],
+            num_resting_steps=resting[0],
             samples=samples,
         )
 
@@ -185,17 +188,25 @@ def _never_rest() -> None:
     pause.may_rest = lambda config: False
 
 
-def _count_compared_steps() -> list[int]:
-    """A list of one number, of this process from here on."""
+def _count_steps() -> tuple[list[int], list[int]]:
+    """Steps that compare and that rest: lists of one number, from here on."""
     from vllm_mtp.integration.greedy_v2 import GreedyVerification
+    from vllm_mtp.integration.pause_v2 import RestsWhileOff
 
-    count, sample = [0], GreedyVerification.sample
+    return (
+        _count_calls(GreedyVerification, "sample"),
+        _count_calls(RestsWhileOff, "put_aside"),
+    )
 
-    def counted(self: Any, hidden_states: Any, batch: Any) -> Any:
+
+def _count_calls(owner: type, name: str) -> list[int]:
+    count, method = [0], getattr(owner, name)
+
+    def counted(*args: Any) -> Any:
         count[0] += 1
-        return sample(self, hidden_states, batch)
+        return method(*args)
 
-    GreedyVerification.sample = counted
+    setattr(owner, name, counted)
     return count
 
 
