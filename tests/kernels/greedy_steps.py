@@ -29,6 +29,11 @@ class Request(NamedTuple):
     placeholders: bool = False
     """Its prompt ends in this step, so its drafts are nobody's."""
 
+    def agrees(self, draft: int) -> bool:
+        """Whether a draft token is what the target would choose."""
+        is_late = draft > self.num_agreeing
+        return draft < self.num_agreeing or (is_late and self.late_agreement)
+
 
 REQUESTS = st.builds(
     Request,
@@ -53,10 +58,7 @@ def step_of(requests: list[Request], seed: int = 0, device: str = "cpu") -> Gree
         newest = first + request.num_prompt_rows
         chosen = [rng.randrange(50) for _ in range(request.num_drafts + 1)]
         drafts = [
-            token
-            + (i == request.num_agreeing or not (i < request.num_agreeing or late))
-            for late in [request.late_agreement]
-            for i, token in enumerate(chosen[:-1])
+            token + (not request.agrees(i)) for i, token in enumerate(chosen[:-1])
         ]
         indices += range(len(input_ids), len(input_ids) + len(chosen))
         input_ids += [rng.randrange(50), *drafts]

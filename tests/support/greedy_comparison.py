@@ -13,8 +13,6 @@ MAX_DRAFTS = 7
 
 def compare_steps(order: dict[str, Any]) -> None:
     """Verify random steps both ways; in a fork."""
-    import torch
-
     from tests.kernels.greedy_steps import Request, step_of
 
     rng, seen = random.Random(order["seed"]), []
@@ -32,7 +30,7 @@ def compare_steps(order: dict[str, Any]) -> None:
             for _ in range(rng.randint(1, 4))
         ]
         step = step_of(requests, seed=number)
-        logits = _logits_of(step.target_token_ids, torch.bfloat16, rng)
+        logits = _logits_of(step.target_token_ids, rng)
         batch = _batch_of(step)
         theirs.sampler.req_states.prefill_len.gpu = step.prefill_len
         seen.append(
@@ -44,21 +42,20 @@ def compare_steps(order: dict[str, Any]) -> None:
     Path(order["result"]).write_text(json.dumps(seen))
 
 
-def _logits_of(targets: Any, dtype: Any, rng: random.Random) -> Any:
+def _logits_of(targets: Any, rng: random.Random) -> Any:
     """The target's choice is the largest, with others behind it that are as large."""
     import torch
 
-    logits = torch.randn(len(targets), VOCAB_SIZE).clamp(max=3.0)
+    levels = [rng.uniform(-3.0, 3.0) for _ in range(len(targets) * VOCAB_SIZE)]
+    logits = torch.tensor(levels).view(len(targets), VOCAB_SIZE)
     for row, target in enumerate(targets.tolist()):
         logits[row, target] = 4.0
         for _ in range(2):
             logits[row, rng.randint(target, VOCAB_SIZE - 1)] = 4.0
-    return logits.to(dtype)
+    return logits.bfloat16()
 
 
 def _batch_of(step: Any) -> Any:
-    import numpy as np
-    import torch
     from vllm.v1.worker.gpu.input_batch import expand_idx_mapping
 
     num_rows = len(step.logits_indices)
@@ -78,7 +75,7 @@ def _batch_of(step: Any) -> Any:
         cu_num_logits=step.cu_num_logits,
         cu_num_logits_np=step.cu_num_logits.numpy(),
         seq_lens=step.seq_lens[: len(step.idx_mapping)],
-        seq_lens_cpu_upper_bound=torch.from_numpy(np.asarray(step.seq_lens)),
+        seq_lens_cpu_upper_bound=step.seq_lens,
     )
 
 

@@ -11,7 +11,6 @@ head and without touching what the step's own draft pass has been given.
 
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.v1.worker.gpu.attn_utils import (
     build_attn_metadata,
@@ -159,7 +158,7 @@ class RestsWhileOff(DraftModelSpeculator):
 
     def _tokens_after(self, part: CatchUpPass, batch: Any) -> torch.Tensor:
         """``[num_rows]`` int32: what was committed behind the positions of a pass."""
-        requests = torch.from_numpy(part.request_of_row().astype(np.int64))
+        requests = torch.from_numpy(part.request_of_row())
         states = batch.idx_mapping[requests.to(self.device)]
         token_ids: torch.Tensor = self.model_runner.req_states.all_token_ids.gpu
         return token_ids[states, part.positions + 1]

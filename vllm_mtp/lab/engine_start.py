@@ -1,7 +1,7 @@
 """Processes of engines, forked from one that has imported vLLM already.
 
 Importing vLLM takes 10 to 20 s of a core, engines of a benchmark on CPUs share few, and
-there are eleven in a grid. The process they are forked from imports and does nothing
+there are twelve in a grid. The process they are forked from imports and does nothing
 else: no thread of a library runs in it. Machines with a GPU have more cores, and
 drivers that had better not be forked: there each process imports for itself.
 """
