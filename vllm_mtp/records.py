@@ -25,6 +25,9 @@ class DecodeRequest(NamedTuple):
     the controller."""
     num_unseen_tokens: int = 0
     """Tokens that the MTP layers have to catch up on before they draft for it."""
+    is_constrained: bool = False
+    """Its tokens must be among listed ones, or follow a grammar. Estimated apart: it is
+    known before the first draft, and such texts have little in common with others."""
 
 
 class DraftChances(NamedTuple):

@@ -20,6 +20,8 @@ tokens after texts with many.
 import math
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Self
 
 from vllm_mtp.acceptance import MAX_CONFIDENCE
 
@@ -33,6 +35,8 @@ _MAX_SLOPE = 4.0
 _BIAS_HALF_LIFE = 256.0
 _BIAS_FORGET = math.log(2) / _BIAS_HALF_LIFE
 _MAX_BIAS = 2.0
+_WORTH_OF_STRANGERS = 16.0
+"""Drafts that what another kind of request has taught counts for."""
 _NUM_RECENT = 64
 _NUM_QUANTILES = 4
 _FEWEST_RECENT = 16
@@ -63,6 +67,14 @@ class ConfidenceModel:
         self._bias_precision = _PRIOR_PRECISION
         self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
         """Of first tokens."""
+
+    def of_strangers(self) -> Self:
+        """What is believed of another kind of request before its first draft."""
+        copied = deepcopy(self)
+        copied._precision = min(self._precision, _WORTH_OF_STRANGERS)
+        copied._bias_precision = min(self._bias_precision, _WORTH_OF_STRANGERS)
+        copied._counts = [min(c, _WORTH_OF_STRANGERS) for c in self._counts]
+        return copied
 
     def offsets(self, confidences: Sequence[float]) -> list[float]:
         """What confidences add to the log-odds of their positions."""

@@ -20,7 +20,7 @@ class FixedController(DecidesEveryStep):
         depth = self.draft_length
         lengths = {
             request_id: depth if pin is None else min(max(pin, 0), depth)
-            for request_id, _, _, pin, _ in requests
+            for request_id, _, _, pin, *_ in requests
         }
         return DraftDecision(depth, lengths, "fixed")
 

@@ -214,7 +214,7 @@ class GoodputController:
         if not requests:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
-        ids, _, are_greedy, pins, _ = zip(*requests, strict=True)
+        ids, _, are_greedy, pins, _, _ = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
         if self.plan is None or _size_of(are_greedy) != self._planned_size:
             self.probing.stop()

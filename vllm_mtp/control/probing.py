@@ -47,6 +47,9 @@ _MAX_TRIAL_STEP_PRICE = 0.04
 no more, drafting is tried for so many in a row. For the price of a few looks they show
 many tokens of every request, and later and later ones, where single looks most often
 see the first (of some texts 45 % were accepted at first and 70 % after twenty)."""
+_TRIAL_FAILED = 0.93
+"""Of the goodput without drafts: a trial that is expected to bring less ends early. It
+begins when estimates are at their luckiest, and what follows is mostly less."""
 _CHEAP_CATCH_UP_STEPS = 0.2
 """Time of catching up, in steps, that is not worth waiting for a cheaper moment."""
 _WAITS_STEPS = 96
@@ -169,6 +172,11 @@ class Probing:
         return self._current
 
     @property
+    def _is_in_trial(self) -> bool:
+        current = self._current
+        return current is not None and 0 < self._steps_left < current.num_steps
+
+    @property
     def has_next(self) -> bool:
         """There is something to try."""
         return self._next is not None
@@ -277,6 +285,12 @@ class Probing:
         is_far = max(hopes, default=0.0) < _FAR * now.plan.goodput
         # Of a single request a look shows so little that it takes many.
         self.is_far = is_far and len(now.requests) > 1
+        if now.is_off and self._is_in_trial:
+            drafting = max(
+                (p.goodput for p in (*found, *by_rule) if p.depth), default=0
+            )
+            if drafting < _TRIAL_FAILED * now.plan.goodput:
+                self._steps_left = 0
         self._next = self._worth_a_try(found, now, by_rule)
         self._usual_price = self._price(self._next, now) if self._next else 0.0
 

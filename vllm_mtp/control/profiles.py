@@ -1,17 +1,23 @@
 """Acceptance by position of requests like the mean, for each kind of request.
 
-A *cell* is a bucket of context length and a sampling regime; its profile holds the
-log-odds of each position.
+A *cell* is a bucket of context length and a *regime*: greedy or sampled, free or
+constrained. Its profile holds the log-odds of each position.
 """
 
 from collections.abc import Sequence
 
 from vllm_mtp.acceptance import log_odds
+from vllm_mtp.records import DecodeRequest
 
 CONTEXT_BOUNDS = (512, 2048, 8192, 32768, 131072)
 """Upper bounds, in tokens, of the buckets of context length; the last is open."""
 NUM_CONTEXT_BUCKETS = len(CONTEXT_BOUNDS) + 1
+_SAMPLED, _CONSTRAINED = 1, 2
+"""Bits of a regime."""
 _MAX_LOG_ODDS = 8.0
+_WORTH_OF_NEIGHBOUR, _WORTH_OF_STRANGER = 16.0, 4.0
+"""Most precision of what a new cell starts from: neighbours are alike, not the same;
+constrained requests and free ones are neither."""
 
 
 def context_bucket(num_context_tokens: int) -> int:
@@ -22,15 +28,35 @@ def context_bucket(num_context_tokens: int) -> int:
     return len(CONTEXT_BOUNDS)
 
 
-def cell_of(num_context_tokens: int, is_greedy: bool) -> int:
+def cell_of(request: DecodeRequest) -> int:
     """Cell of a request: regime and bucket of context length as one index."""
-    regime = 0 if is_greedy else NUM_CONTEXT_BUCKETS
-    return regime + context_bucket(num_context_tokens)
+    regime = 0 if request.is_greedy else _SAMPLED
+    if request.is_constrained:
+        regime |= _CONSTRAINED
+    return regime * NUM_CONTEXT_BUCKETS + context_bucket(request.num_context_tokens)
 
 
 def regime_of(cell: int) -> int:
-    """0 for greedy requests, 1 for sampled ones."""
+    """Regime of a cell."""
     return cell // NUM_CONTEXT_BUCKETS
+
+
+def sibling_of(regime: int) -> int:
+    """The regime that differs only in whether requests are constrained."""
+    return regime ^ _CONSTRAINED
+
+
+def is_sampled(regime: int) -> bool:
+    """Whether a regime's requests are sampled."""
+    return bool(regime & _SAMPLED)
+
+
+def _distance(cell: int, other: int) -> tuple[int, int, int]:
+    """How little a cell has in common with another: what is constrained, then what is
+    sampled, then the context length."""
+    differing = regime_of(cell) ^ regime_of(other)
+    buckets = cell % NUM_CONTEXT_BUCKETS - other % NUM_CONTEXT_BUCKETS
+    return differing, abs(buckets), other
 
 
 class Profile:
@@ -96,10 +122,12 @@ class Profiles:
 
     def _new(self, cell: int) -> Profile:
         if self._of_cell:
-            nearest = min(self._of_cell, key=lambda other: (abs(other - cell), other))
-            known = self._of_cell[nearest]
-            # Worth at most 16: neighbours are alike, not the same.
-            return Profile(list(known.logits), [min(k, 16.0) for k in known.precisions])
+            nearest = min(self._of_cell, key=lambda other: _distance(cell, other))
+            known, worth = self._of_cell[nearest], _WORTH_OF_NEIGHBOUR
+            if (regime_of(nearest) ^ regime_of(cell)) & _CONSTRAINED:
+                worth = _WORTH_OF_STRANGER
+            precisions = [min(k, worth) for k in known.precisions]
+            return Profile(list(known.logits), precisions)
         last, positions = len(self._prior) - 1, range(self._max_draft_length)
         return Profile(
             [log_odds(self._prior[min(j, last)]) for j in positions],

@@ -46,7 +46,7 @@ class RandomController(DecidesEveryStep):
         lengths = {
             request.request_id: self._random.randint(0, depth) for request in requests
         }
-        for request_id, _, _, pin, _ in requests:
+        for request_id, _, _, pin, *_ in requests:
             if pin is not None:
                 lengths[request_id] = min(max(pin, 0), self.max_draft_length)
         depth = max([depth, *lengths.values()])

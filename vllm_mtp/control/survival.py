@@ -5,13 +5,13 @@ Model (a Rasch model, as for exams: positions are the items, requests the person
     log-odds of p_ij = profile[cell][j] + drift + shift_i + (j > 1) late_i
 
 ``p_ij`` is the conditional acceptance of position j in request i. ``profile`` belongs
-to a *cell*, which is a bucket of context length and a sampling regime; ``drift`` is
-common to the engine and follows a change of the load within steps; ``shift_i`` is the
-request's own, ``late_i`` what it does differently after the first position; both are
-shrunk toward 0 (the running mean) with a strength that the spread of past requests
-decides (empirical Bayes); how long they count, see `request_memory`. Pooling positions
-like this is why a request that accepted little at position 1 is not believed to do well
-at position 4, where it was never tried.
+to a *cell*, which is a bucket of context length and a regime (greedy or sampled, free
+or constrained); ``drift`` is common to the engine and follows a change of the load
+within steps; ``shift_i`` is the request's own, ``late_i`` what it does differently
+after the first position; both are shrunk toward 0 (the running mean) with a strength
+that the spread of past requests decides (empirical Bayes); how long they count, see
+`request_memory`. Pooling positions like this is why a request that accepted little at
+position 1 is not believed to do well at position 4, where it was never tried.
 
 Evidence about a request is evidence about the drift only as far as its own shift does
 not explain it, and the longer a request runs the less is left. Otherwise the drift
@@ -27,6 +27,7 @@ small record for each request seen lately.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
@@ -35,7 +36,14 @@ from typing import NamedTuple
 from vllm_mtp.acceptance import Interval, logistic
 from vllm_mtp.control.calibration import Calibration
 from vllm_mtp.control.confidence import ConfidenceModel, sane
-from vllm_mtp.control.profiles import Profile, Profiles, cell_of, regime_of
+from vllm_mtp.control.profiles import (
+    Profile,
+    Profiles,
+    cell_of,
+    is_sampled,
+    regime_of,
+    sibling_of,
+)
 from vllm_mtp.control.request_memory import (
     LEVEL_WIDTH,
     MEAN_LEVEL,
@@ -83,6 +91,10 @@ _EvidenceOf = dict[_Key, Evidence]
 _FIT_STEPS = 6
 
 
+def _cell_of_class(class_id: int) -> int:
+    return class_id // (NUM_LEVELS * NUM_LEVELS)
+
+
 def _total(groups: _Groups, evidence: _EvidenceOf) -> tuple[float, float]:
     """Score and information of all requests."""
     score = information = 0.0
@@ -113,8 +125,8 @@ class SurvivalModel:
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self.memory = MemoryChoice(self.options.memories)
-        self.confidences = [ConfidenceModel(max_draft_length) for _ in range(2)]
-        """Of greedy requests and of sampled ones."""
+        self.confidences: dict[int, ConfidenceModel] = {}
+        """Of each regime seen so far."""
         self._surprise = 0.0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
@@ -129,7 +141,7 @@ class SurvivalModel:
 
     def see(self, request: DecodeRequest) -> int:
         """Note a request's context length and regime; returns its class."""
-        cell = cell_of(request.num_context_tokens, request.is_greedy)
+        cell = cell_of(request)
         state = self._states.get(request.request_id)
         if state is None:
             state = RequestState(cell, self._prior())
@@ -231,7 +243,20 @@ class SurvivalModel:
         return self._confidence(class_id).usual_offsets()
 
     def _confidence(self, class_id: int) -> ConfidenceModel:
-        return self.confidences[regime_of(class_id // (NUM_LEVELS * NUM_LEVELS))]
+        return self._confidence_in(_cell_of_class(class_id))
+
+    def _confidence_in(self, cell: int) -> ConfidenceModel:
+        regime = regime_of(cell)
+        found = self.confidences.get(regime)
+        if found is None:
+            known = self.confidences.get(sibling_of(regime))
+            found = (
+                ConfidenceModel(self.max_draft_length)
+                if known is None
+                else known.of_strangers()
+            )
+            self.confidences[regime] = found
+        return found
 
     def survival_of(self, request: DecodeRequest) -> list[float]:
         """``S_1`` .. ``S_K_max`` of a request, seen before or not."""
@@ -244,12 +269,12 @@ class SurvivalModel:
         the ends of its own.
         """
         state = self._states.get(request.request_id) or RequestState(
-            cell_of(request.num_context_tokens, request.is_greedy), self._prior()
+            cell_of(request), self._prior()
         )
         profile = self._profiles.of(state.cell)
         centre = self.drift + state.shift
         variance = 1.0 / state.precision + 1.0 / self.drift_precision
-        confidence = self.confidences[regime_of(state.cell)]
+        confidence = self._confidence_in(state.cell)
         dampings, bias = confidence.dampings, confidence.first_bias
         lower = upper = 1.0
         intervals = []
@@ -269,8 +294,7 @@ class SurvivalModel:
         found = self.class_of.get(request.request_id)
         if found is not None:
             return found
-        cell = cell_of(request.num_context_tokens, request.is_greedy)
-        return (cell * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
+        return (cell_of(request) * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
 
     # -- learning -----------------------------------------------------------------
 
@@ -364,7 +388,7 @@ class SurvivalModel:
             confidence = self._confidence(class_id)
             # Of sampled requests those drafts are verified that seem good, and the
             # others not compared; greedy ones are all judged.
-            if confidence is self.confidences[0]:
+            if not is_sampled(regime_of(_cell_of_class(class_id))):
                 if class_id not in expected_of:
                     expected_of[class_id] = self.conditional_of_class(class_id, 1)[0]
                 expected, number = expected_of[class_id], len(members)
@@ -401,7 +425,7 @@ class SurvivalModel:
                 logits = [self.drift + logit for logit in profile.logits[:examined]]
                 confidences = sane(outcome.confidences, examined)
                 if confidences:
-                    confidence = self.confidences[regime_of(state.cell)]
+                    confidence = self._confidence_in(state.cell)
                     offsets = confidence.offsets(confidences[:examined])
                     logits = [a + b for a, b in zip(logits, offsets, strict=True)]
                 self.memory.compare(outcome, logits, priors)
@@ -409,6 +433,7 @@ class SurvivalModel:
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
         """Whether acceptance has changed abruptly."""
         score = information = 0.0
+        of_cell: Counter[int] = Counter()
         for key, members in groups.items():
             _, one, *_ = evidence[key]
             most = self.options.max_surprise * math.sqrt(one)
@@ -418,8 +443,14 @@ class SurvivalModel:
             weight = sum(1.0 / (1.0 + one / state.precision) for state in states)
             score += weight * bounded
             information += weight * one
+            of_cell[_cell_of_class(key[0])] += weight * one
+        # Nor does what is not known of their kind.
         deviation = math.sqrt(
-            information + information * information / self.drift_precision
+            information
+            + information * information / self.drift_precision
+            + sum(
+                i * i / self._profiles.of(c).precisions[0] for c, i in of_cell.items()
+            )
         )
         # Sum of recent surprises, each of unit variance: one of five deviations
         # speaks at once, a run of smaller ones of the same sign soon after.
@@ -486,7 +517,7 @@ class SurvivalModel:
                 confidence = self._confidence(class_id)
                 for _ in members:
                     confidence.learn(probabilities, accepted, confidences)
-            self._profiles.of(class_id // (NUM_LEVELS * NUM_LEVELS)).learn(
+            self._profiles.of(_cell_of_class(class_id)).learn(
                 probabilities, accepted, moved, len(members), self._max_precision
             )
 

@@ -5,13 +5,13 @@ A trace is a text file of JSON lines, one object each::
     {"format": "vllm-mtp trace", "version": 1, "max_draft_length": 8,
      "provenance": {..}, "columns": {..}}
     {"decision": 0, "depth": 3, "reason": "exploit",
-     "requests": [[0, 512, 1, null, 3, 0], ..], "survival": [[0.8, 0.61, ..], ..]}
+     "requests": [[0, 512, 1, null, 3, 0, 0], ..], "survival": [[0.8, 0.61, ..], ..]}
     {"outcome": 0, "step_time_s": 0.0123, .., "requests": [[0, 3, 2], ..],
      "compared": [[1, 1, 0], ..]}
 
 The header names the columns of ``requests``; ``compared`` has the same. Requests are
 anonymous: numbers in the order in which they appeared. ``survival`` holds each distinct
-estimate of the decision once, the last column of a request is an index into it (null
+estimate of the decision once, ``survival_index`` of a request is an index into it (null
 without a survival model). The other fields of an outcome are those of `StepOutcome`.
 
 Decisions and outcomes are numbered apart, each from 0: a decision's drafts are verified
@@ -44,6 +44,7 @@ DECISION_COLUMNS = (
     "pinned_draft_length",
     "num_draft_tokens",
     "survival_index",
+    "is_constrained",
 )
 OUTCOME_COLUMNS = ("request", "num_draft_tokens", "num_accepted_tokens")
 OUTCOME_FIELDS = (
@@ -141,11 +142,12 @@ class TracingController(DecidesEveryStep):
         estimates: list[list[float]] = []
         index_of_class: dict[int, int] = {}
         rows = []
-        for request_id, context, is_greedy, pin, _ in requests:
+        for request_id, context, is_greedy, pin, _, is_constrained in requests:
             index = self._survival_index(request_id, index_of_class, estimates)
             length = lengths.get(request_id, 0)
             number = numbers.of(request_id)
-            rows.append((number, context, int(is_greedy), pin, length, index))
+            kind = int(is_constrained)
+            rows.append((number, context, int(is_greedy), pin, length, index, kind))
         return {
             "decision": self._num_decisions,
             "depth": decision.draft_depth,

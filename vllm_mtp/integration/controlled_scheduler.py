@@ -95,11 +95,14 @@ def _max_graph_rows(vllm_config: Any) -> int:
 class _RequestTraits:
     """What does not change during a request's life."""
 
-    __slots__ = ("is_greedy", "pinned_draft_length")
+    __slots__ = ("is_constrained", "is_greedy", "pinned_draft_length")
 
     def __init__(self, request: Any, max_draft_length: int) -> None:
         params = request.sampling_params
         self.is_greedy = params is None or params.temperature < _GREEDY_TEMPERATURE
+        self.is_constrained = request.use_structured_output or (
+            params is not None and params.allowed_token_ids is not None
+        )
         # Validated when the request came in.
         pin = pinned_draft_length(params and params.extra_args, max_draft_length)
         if pin is None and not self.is_greedy and params.seed is not None:
@@ -223,6 +226,7 @@ class ControlledScheduler(Scheduler):
                         traits.is_greedy,
                         traits.pinned_draft_length,
                         unseen.of(request_id) if unseen else 0,
+                        traits.is_constrained,
                     )
                 )
         if self.metrics is not None and without_draft:

@@ -108,6 +108,7 @@ class SyntheticEngine(DrawnEngine):
             "shifts": shifts - world.law.sampled_loss * sampled,
             "moods": draw.choice((-1.0, 1.0), count),
             "is_sampled": sampled,
+            "is_constrained": np.zeros(count, dtype=bool),
         }
         self._let_in(new_ids, columns)
 

@@ -54,7 +54,7 @@ class Population:
     """Running requests, column by column.
 
     Every world has ``contexts`` (tokens in the KV cache), ``left`` (tokens until the
-    request ends) and ``is_sampled``.
+    request ends), ``is_sampled`` and ``is_constrained``.
     """
 
     def __init__(self) -> None:
@@ -132,11 +132,13 @@ class DrawnEngine(ABC):
                 int(context),
                 not sampled,
                 num_unseen_tokens=self._unseen.get(request_id, 0),
+                is_constrained=bool(constrained),
             )
-            for request_id, context, sampled in zip(
+            for request_id, context, sampled, constrained in zip(
                 population.ids,
                 population["contexts"],
                 population["is_sampled"],
+                population["is_constrained"],
                 strict=True,
             )
         ]

@@ -128,11 +128,18 @@ def _decision(line: dict[str, Any], bound: int) -> TracedDecision:
     requests, lengths = [], {}
     survival: dict[str, tuple[float, ...]] = {}
     for row in line["requests"]:
-        number, context, is_greedy, pin, length, index = row
+        # Whether they are constrained is not in the first traces.
+        number, context, is_greedy, pin, length, index, *kind = row
         request_id = str(_count(number))
         pinned = None if pin is None else _count(pin)
         requests.append(
-            DecodeRequest(request_id, _count(context), bool(is_greedy), pinned)
+            DecodeRequest(
+                request_id,
+                _count(context),
+                bool(is_greedy),
+                pinned,
+                is_constrained=bool(kind and kind[0]),
+            )
         )
         lengths[request_id] = _count(length, bound)
         if index is not None:

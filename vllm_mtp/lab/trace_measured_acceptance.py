@@ -50,6 +50,7 @@ class RequestHistory:
     is_greedy: bool
     first_step: int
     """Number of the outcome before which it appeared."""
+    is_constrained: bool = False
     places: list[int] = field(default_factory=list)
     """Tokens since it appeared."""
     steps: list[int] = field(default_factory=list)
@@ -95,10 +96,9 @@ def acceptance_tables(
         For each request [num_knots, K_max]: a row for every `KNOT_TOKENS` tokens.
     """
     tables: list[Array] = [np.zeros(0)] * len(histories)
-    for regime in (True, False):
-        members = [i for i, h in enumerate(histories) if h.is_greedy is regime]
-        if not members:
-            continue
+    regimes = [(h.is_greedy, h.is_constrained) for h in histories]
+    for regime in sorted(set(regimes)):
+        members = [i for i, of_it in enumerate(regimes) if of_it == regime]
         counts = [_counts(histories[i], max_draft_length) for i in members]
         means = _means(counts, num_steps, max_draft_length)
         width, kappa = _best_kernel(counts, means)

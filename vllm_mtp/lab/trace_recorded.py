@@ -48,6 +48,7 @@ class RecordedRequest(NamedTuple):
     num_tokens: int
     """From then to its end, to within a few draft tokens."""
     is_greedy: bool
+    is_constrained: bool
     num_running: int
     """Requests that ran when it appeared, itself included."""
     # [num_knots, K_max] conditional acceptance, a row for each KNOT_TOKENS tokens
@@ -120,6 +121,7 @@ class RecordedEngine(DrawnEngine):
                 "left": left,
                 "lengths": left,
                 "is_sampled": np.array([not r.is_greedy for r in begun]),
+                "is_constrained": np.array([r.is_constrained for r in begun]),
                 "numbers": np.array(numbers),
             },
         )
@@ -169,6 +171,7 @@ def recorded_world(trace: Trace) -> RecordedWorld:
             seen.first_context[i],
             seen.num_tokens(i),
             seen.histories[i].is_greedy,
+            seen.histories[i].is_constrained,
             seen.num_running[i],
             table,
         )
@@ -208,7 +211,9 @@ class _Seen:
         for request in traced.requests:
             request_id, context = request.request_id, request.num_context_tokens
             if request_id not in self.histories:
-                self.histories[request_id] = RequestHistory(request.is_greedy, step)
+                self.histories[request_id] = RequestHistory(
+                    request.is_greedy, step, request.is_constrained
+                )
                 self.first_context[request_id] = context
                 self.num_running[request_id] = len(traced.requests)
             self._last_context[request_id] = context

@@ -21,7 +21,7 @@ from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 K_MAX = 4
 REQUESTS = [
     DecodeRequest("cmpl-secret-a", 100),
-    DecodeRequest("cmpl-secret-b", 200, False, 2),
+    DecodeRequest("cmpl-secret-b", 200, False, 2, is_constrained=True),
 ]
 
 
@@ -87,11 +87,11 @@ def test_every_call_is_written_in_order(tmp_path: Path) -> None:
         "decision": 0,
         "depth": 3,
         "reason": "fixed",
-        "requests": [[0, 100, 1, None, 3, None], [1, 200, 0, 2, 2, None]],
+        "requests": [[0, 100, 1, None, 3, None, 0], [1, 200, 0, 2, 2, None, 1]],
         "survival": [],
     }
     assert second["decision"] == 1
-    assert second["requests"] == [[0, 100, 1, None, 3, None]]
+    assert second["requests"] == [[0, 100, 1, None, 3, None, 0]]
     assert observed == {
         "outcome": 0,
         "step_time_s": 0.01,
@@ -118,7 +118,7 @@ def test_survival_estimates_are_written_once_for_requests_that_share_them(
     other = DecodeRequest("c", 9000, False)
     controller.decide([*alike, other])
     line = lines(tmp_path / "t.jsonl")[1]
-    indices = [row[-1] for row in line["requests"]]
+    indices = [row[5] for row in line["requests"]]
     assert indices == [0, 0, 1]
     for index, request in ((0, alike[0]), (1, other)):
         assert line["survival"][index] == pytest.approx(
