@@ -4,13 +4,17 @@ import json
 import re
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.support.engines import counters, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from tests.support.watch import scheduler_of
 from vllm_mtp.integration import draft_vocab_v1
+from vllm_mtp.records import DecodeRequest, DraftDecision
 
 SPEC = {"method": "mtp_plus", "controller": "fixed"}
 NUMBERS = r"[0-9]{3,6}(, [0-9]{1,3}){4,8}"
@@ -139,6 +143,26 @@ def test_sampled_texts_are_valid(temperature: float) -> None:
             check_valid(generate(llm, temperature))
         assert count.num_seen > 100
         assert count.num_cut == 0
+
+
+def test_the_controller_is_told_which_requests_are_constrained() -> None:
+    from vllm import SamplingParams
+
+    told: dict[int, set[bool]] = defaultdict(set)
+    with engine(BUNDLED_CHECKPOINT, speculative_config=SPEC, **SEATS) as llm:
+        controller = scheduler_of(llm).controller
+        decide = controller.decide
+
+        def listen(requests: Sequence[DecodeRequest]) -> DraftDecision:
+            for request in requests:
+                number = int(request.request_id.split("-")[0])
+                told[number].add(request.is_constrained)
+            return decide(requests)
+
+        controller.decide = listen
+        kinds = [*params(0.0), SamplingParams(allowed_token_ids=[5, 6, 7])]
+        llm.generate(["def f("] * len(kinds), kinds, use_tqdm=False)
+    assert [told[i] for i in sorted(told)] == [{True}] * 3 + [{False}, {True}]
 
 
 def test_a_grammar_that_was_compiled_before_waits_for_no_thread(

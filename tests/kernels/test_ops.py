@@ -12,7 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.kernels.caches import Layer, Memory, Scrub
 from tests.kernels.greedy_steps import Outputs, Request, step_of
 from tests.kernels.plans import Step, decode, outputs_for, prefill, roll_back
-from vllm_mtp.kernels import dispatch, reference, schemas, triton_ops
+from vllm_mtp.kernels import (
+    dispatch,
+    reference,
+    schemas,
+    triton_kernels,
+    triton_ops,
+)
 
 STEP = Step((decode(3, 2), prefill(5), decode(2, 3)), num_tail_rows=2)
 OPS = torch.ops.vllm_mtp
@@ -110,7 +116,7 @@ def test_a_call_of_triton_is_one_launch(fast_backend, name) -> None:
     if fast_backend.name != "triton":
         pytest.skip("counts Triton's launches")
     launches: list[str] = []
-    kernels = [getattr(triton_ops, f"_{op}") for op in schemas.SCHEMAS]
+    kernels = [getattr(triton_kernels, op) for op in schemas.SCHEMAS]
     for op, kernel in zip(schemas.SCHEMAS, kernels, strict=True):
         kernel.add_pre_run_hook(lambda *args, op=op, **kwargs: launches.append(op))
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mtp.kernels import triton_ops
+from vllm_mtp.kernels import triton_kernels, triton_ops
 
 ROOT = Path(__file__).parents[2]
 INTEGERS = {
@@ -72,16 +72,16 @@ def test_the_kernel_tests_pass_under_the_interpreter() -> None:
 @pytest.mark.parametrize(
     ("kernel", "constants", "other_types"),
     [
-        ("_rollback_metadata", METADATA, {}),
-        ("_rollback_metadata", METADATA, {"sampled_token_ids": "*i64"}),
-        ("_rollback_metadata", METADATA | {"HAS_DRAFTS": False, "COLUMNS": 1}, {}),
-        ("_pad_rejected_rows", PAD, {}),
-        ("_pad_rejected_rows", PAD, {"num_rejected_tokens": "*i64"}),
-        ("_scrub_rejected_slots", SCRUB, {}),
-        ("_scrub_rejected_slots", SCRUB, {"num_rejected_tokens": "*i64"}),
-        ("_accept_greedily", ACCEPT, {"sampled_token_ids": "*i64"}),
+        ("rollback_metadata", METADATA, {}),
+        ("rollback_metadata", METADATA, {"sampled_token_ids": "*i64"}),
+        ("rollback_metadata", METADATA | {"HAS_DRAFTS": False, "COLUMNS": 1}, {}),
+        ("pad_rejected_rows", PAD, {}),
+        ("pad_rejected_rows", PAD, {"num_rejected_tokens": "*i64"}),
+        ("scrub_rejected_slots", SCRUB, {}),
+        ("scrub_rejected_slots", SCRUB, {"num_rejected_tokens": "*i64"}),
+        ("accept_greedily", ACCEPT, {"sampled_token_ids": "*i64"}),
         (
-            "_accept_greedily",
+            "accept_greedily",
             ACCEPT | {"COLUMNS": 1},
             {"sampled_token_ids": "*i64"},
         ),
@@ -93,7 +93,7 @@ def test_a_kernel_compiles_for_a_gpu(kernel, constants, other_types) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(triton_ops, kernel)
+    function = getattr(triton_kernels, kernel)
     types = {name: kind for kind, names in INTEGERS.items() for name in names}
     types |= other_types | dict.fromkeys(constants, "constexpr")
     source = ASTSource(
@@ -103,6 +103,6 @@ def test_a_kernel_compiles_for_a_gpu(kernel, constants, other_types) -> None:
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert ".target sm_90" in compiled.asm["ptx"]
-    if kernel == "_scrub_rejected_slots":
+    if kernel == "scrub_rejected_slots":
         widths = {f"st.global.b{bits}" for bits in (8, 16, 32, 64)}
         assert all(width in compiled.asm["ptx"] for width in widths)

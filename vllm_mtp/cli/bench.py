@@ -134,7 +134,8 @@ def grid(
         typer.Option(
             help="Comma-separated, of: code (in-domain), prose (out-of-domain), "
             "constrained (prose, the output limited to half of the vocabulary, on "
-            "Model Runner V2 to 1024 tokens of it: nearly no draft is accepted), "
+            "Model Runner V2 to 1024 tokens of it: nearly no draft of vLLM's is "
+            "accepted), "
             "phases (code and constrained by turns)."
         ),
     ] = "code,prose,constrained,phases",

@@ -34,6 +34,11 @@ class ExplorationOptions(NamedTuple):
     max_pause_steps: int = 128
     """The same after probes that changed nothing: each doubles the pause. A probe whose
     price is nothing by expectation still is not the best that could be done."""
+    overdue_steps: int = 64
+    """After so many steps without a probe one is granted on credit, up to
+    ``max_saved_steps``: while drafting is off, more and more waits to be caught up on,
+    so that looks get dearer half as fast as savings grow. Acceptance that had come back
+    was not seen for 400 steps."""
     urgent_steps: int = 12
     """How long a surprise allows for overdraft and for probes without a pause."""
     max_slowdown: float = 4.0
@@ -112,6 +117,8 @@ class ExplorationBudget:
         if not is_free and self.steps_since_probe < pause:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
+        if self.steps_since_probe >= self.options.overdue_steps:
+            floor = -self.options.max_saved_steps
         # What can never be saved is granted once all that can be is, and paid back
         # later: a state that only a dear probe can end would last for ever.
         return (
@@ -132,7 +139,10 @@ class ExplorationBudget:
         pause = self._pause_steps - self.steps_since_probe
         missing = min(price_steps, options.max_saved_steps) - self.saved_steps
         most = max(options.fraction, options.comparing_fraction)
-        return max(pause, math.floor(missing / most), 0)
+        until_saved = math.floor(missing / most)
+        until_overdue = options.overdue_steps - self.steps_since_probe
+        credit = math.floor((missing - options.max_saved_steps) / most)
+        return max(pause, min(until_saved, max(until_overdue, credit)), 0)
 
     def pay(self, price_steps: float, is_pressing: bool = False) -> bool:
         """Take the price of a probe, or refuse it; see `can_pay`."""

@@ -20,10 +20,12 @@ Deterministic: the same calls give the same decisions, on every rank.
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from operator import attrgetter, itemgetter
-from typing import NamedTuple, TypeVar
+from operator import attrgetter
+from typing import NamedTuple
 
+from vllm_mtp.control.backlog import Backlog
 from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
+from vllm_mtp.control.draft_lengths import DraftLengths, items
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
 from vllm_mtp.control.preference import (
@@ -47,28 +49,9 @@ from vllm_mtp.records import (
     StepOutcome,
 )
 
-_Key = TypeVar("_Key")
-
 _MAX_STOPPING = 64
 """Requests up to which drafts are left to the worker. In a larger batch they all need
 other depths, so little is gained, and the rule is worked out request by request."""
-
-_STEPS_AT_ONCE = 8
-"""Steps without drafts are learned so many at a time, and those with drafts where they
-are short: after a pass of the target the caches hold nothing of ours, so what is done
-once costs several times what is repeated."""
-_SHORT_STEP_S = 0.006
-"""A GPU that is done with a step so soon waits for the Python thread that schedules the
-next one, and the same thread learns: 0.2 ms for a step learned alone."""
-_STEPS_ALONE = 256
-"""At first each step is learned at once even so."""
-
-_OUTCOME_S = 10e-6
-"""What learning of one request in one step takes, about."""
-_LEARNING_SHARE = 0.02
-"""Of the time of the steps that may go into it: of a large batch of short steps, for
-which a fast GPU waits, some outcomes are left out."""
-_FEWEST_OUTCOMES = 32
 
 _SEARCH_ALONE_S = 0.4e-3
 _SEARCH_S = 1.2e-3
@@ -121,34 +104,6 @@ _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
 
 
-def _affordable_outcomes(steps: Sequence[StepOutcome]) -> int:
-    """How many outcomes of these steps may be learned of."""
-    # No clock is right for ever: what is no number of seconds counts as none.
-    times = (min(s.step_time_s, 1.0) for s in steps if s.step_time_s > 0.0)
-    return max(int(_LEARNING_SHARE * sum(times) / _OUTCOME_S), _FEWEST_OUTCOMES)
-
-
-def _items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:
-    """Many items at once: twice as fast as one by one."""
-    if len(keys) == 1:
-        return (table[keys[0]],)
-    found: tuple[int, ...] = itemgetter(*keys)(table)
-    return found
-
-
-class _Lengths(dict[int, int]):
-    """Draft length of each class under a plan, computed when first asked for."""
-
-    def __init__(self, plan: Plan, survival: SurvivalModel) -> None:
-        super().__init__()
-        self.plan, self._survival = plan, survival
-
-    def __missing__(self, class_id: int) -> int:
-        survival = self._survival.survival_of_class(class_id)
-        length = self[class_id] = self.plan.draft_length(survival)
-        return length
-
-
 class GoodputController:
     """Maximises expected goodput, online."""
 
@@ -172,7 +127,7 @@ class GoodputController:
         """How often the plan's depth has changed for batches of the same size."""
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
         self._can_be_off = 0 in self._depths
-        self._lengths = _Lengths(_OFF, self.survival)
+        self._lengths = DraftLengths(_OFF, self.survival)
         self._times: ExpectedTimes | None = None
         self._stopping: Stopping | None = None
         """Under the plan, or a trial's; None until asked for."""
@@ -185,10 +140,7 @@ class GoodputController:
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
-        self._unlearned: list[StepOutcome] = []
-        """Steps that were not learned yet."""
-        self._num_learned = 0
-        """Steps."""
+        self._backlog = Backlog()
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._planned_size: _Size | None = None
@@ -231,7 +183,7 @@ class GoodputController:
             chosen = dict.fromkeys(ids, depth)
         else:
             classes = self._classes(requests, ids)
-            chosen = dict(zip(ids, _items(lengths, classes), strict=True))
+            chosen = dict(zip(ids, items(lengths, classes), strict=True))
         if drafted_for is not None:
             chosen = {i: k if i in drafted_for else 0 for i, k in chosen.items()}
         if pins.count(None) != len(pins):
@@ -282,12 +234,12 @@ class GoodputController:
         """Class of each request, those included that came since the last plan."""
         survival = self.survival
         try:
-            return _items(survival.class_of, ids)
+            return items(survival.class_of, ids)
         except KeyError:
             for request in requests:
                 if request.request_id not in survival.class_of:
                     survival.see(request)
-            return _items(survival.class_of, ids)
+            return items(survival.class_of, ids)
 
     def _bounded(self, pin: int) -> int:
         longest = self.max_draft_length if self._can_be_off else self._depths[-1]
@@ -307,11 +259,11 @@ class GoodputController:
         deepest = max(chosen.values())
         return max(depth, deepest) if free or not self._can_be_off else deepest
 
-    def _choose(self) -> tuple[_Lengths, str, Collection[str] | None]:
+    def _choose(self) -> tuple[DraftLengths, str, Collection[str] | None]:
         """Plan of this step, why, and the requests to draft for; None for all."""
         self._earn()
         if not self._may_draft:
-            return _Lengths(_OFF, self.survival), "off", None
+            return DraftLengths(_OFF, self.survival), "off", None
         now = self._situation()
         probe = self.probing.step(now)
         if probe is None:
@@ -319,7 +271,7 @@ class GoodputController:
         # One step after a probe its outcome is here; a trial may be cut short.
         self._replan_steps = 2 if self.probing.is_over else 4
         if self._trying.plan is not probe.plan:
-            self._trying = _Lengths(probe.plan, self.survival)
+            self._trying = DraftLengths(probe.plan, self.survival)
         if not now.is_off or probe.num_steps > 1:
             return self._trying, "probe", None
         chosen = () if probe.compares else self.probing.sample(now)
@@ -385,46 +337,38 @@ class GoodputController:
             self._margins.learn(
                 self._planned_size, outcome.draft_depth, self._uniform_depth
             )
-        self._unlearned.append(outcome)
-        if self.budget.is_urgent or self._must_learn(outcome):
+        self._backlog.add(outcome)
+        until_search = self._replan_steps - self._steps_since_plan
+        if (
+            self.plan is None
+            or self.budget.is_urgent
+            or self._backlog.must_be_learned(self._is_off, until_search)
+        ):
             self._learn()
 
-    def _must_learn(self, outcome: StepOutcome) -> bool:
-        """Whether what was put off is to be learned, now that this step is over."""
-        num_steps = len(self._unlearned)
-        if num_steps >= _STEPS_AT_ONCE or self.plan is None:
-            return True
-        if self._is_off:
-            return bool(outcome.requests or outcome.compared or outcome.draft_depth)
-        is_due = self._steps_since_plan + num_steps >= self._replan_steps
-        is_short = outcome.step_time_s < _SHORT_STEP_S
-        return is_due or not is_short or self._num_learned < _STEPS_ALONE
-
     def _learn(self) -> None:
+        most, steps = self._backlog.affordable_outcomes(), self._backlog.take()
         examined: list[RequestOutcome] = []
-        for outcome in self._unlearned:
+        for outcome in steps:
             examined += outcome.requests
             examined += outcome.compared
             self.cost.observe(outcome)
         if examined:
-            self._learn_acceptance(examined, self._unlearned)
+            self._learn_acceptance(examined, len(steps), most)
         else:
-            self.survival.wait(len(self._unlearned))
-        self._num_learned += len(self._unlearned)
-        self._steps_since_plan += len(self._unlearned)
+            self.survival.wait(len(steps))
+        self._steps_since_plan += len(steps)
         if self._planned_size is not None:
-            self._habit.reluctance.pass_steps(len(self._unlearned))
-        self._unlearned.clear()
+            self._habit.reluctance.pass_steps(len(steps))
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
             self._replan()
 
     def _learn_acceptance(
-        self, examined: Sequence[RequestOutcome], steps: Sequence[StepOutcome]
+        self, examined: Sequence[RequestOutcome], num_steps: int, most: int
     ) -> None:
         is_promising = self._is_off and self._is_promising(examined)
-        most = _affordable_outcomes(steps)
-        jump = self.survival.observe(examined, len(steps), most)
+        jump = self.survival.observe(examined, num_steps, most)
         if jump:
             self._replan_steps = 1
         if jump > 0 or is_promising:
@@ -562,5 +506,5 @@ class GoodputController:
             elif self._is_off:
                 self._habit.resumed()
         self.plan = self._habit.plan = plan
-        self._lengths = _Lengths(plan, self.survival)
+        self._lengths = DraftLengths(plan, self.survival)
         self._stopping = None

@@ -38,6 +38,12 @@ it is close, is tried without a long pause. After hundreds of steps that were we
 drafted for, probes follow each other slowly; when acceptance fell to where drafting
 lost 9 % (and was thought to gain: plain steps were believed to take 47 ms and took 42),
 none of 500 steps was a plain one, with savings that would have paid for dozens."""
+_DOUBTS_OF_OFF = 1.5
+"""With so many deviations of luck K = 0 need only be as good as the plan to be tried
+without a long pause, where it is not close by expectation. After one plain step that
+was disturbed, drafting a token was believed to cost a seventh of a step and cost two
+fifths; while less and less was accepted that seemed to pay, and lost up to 17 % for 130
+steps, with savings for a dozen probes and one probe every 128 steps."""
 _OFF_AGAIN_STEPS = 8
 """Or drafting would not be seen while K = 0 seems as good and costs nothing to try."""
 _TRIAL_STEPS = 16
@@ -202,8 +208,14 @@ class Probing:
         self._tried_off = probe.plan.depth == 0
 
     def _is_pressing(self, probe: Probe, now: Situation) -> bool:
-        """Whether a trial shows what not drafting takes, which is not known well."""
-        return probe.is_close_off and now.times.uniform(0, 0).deviation > _UNSURE_OF_OFF
+        """Whether it shows what not drafting takes, which is not known well enough."""
+        if now.is_off or probe.plan.depth:
+            return False
+        doubt = now.times.uniform(0, 0).deviation
+        luck = 1.0 + _DOUBTS_OF_OFF * doubt
+        return doubt > _UNSURE_OF_OFF and (
+            probe.is_close_off or probe.plan.goodput * luck >= now.plan.goodput
+        )
 
     # -- while drafting is off ----------------------------------------------------
 

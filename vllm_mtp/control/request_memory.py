@@ -33,7 +33,8 @@ _MAX_ABSENCE_STEPS = 16
 class Memory(NamedTuple):
     """How long a request's past counts, and how much it may differ from the mean."""
 
-    half_life_drafts: float
+    half_life_steps: float
+    """Of what was seen of a request; its text goes on, drafted for or not."""
     max_shift_variance: float
     """Most spread among requests that is believed, log-odds squared."""
     max_late_variance: float
@@ -46,13 +47,30 @@ on recorded texts (8 drafts did a little better there, and worse after changes),
 long one where requests are of different kinds (trace lab)."""
 
 
+def cell_of_class(class_id: int) -> int:
+    """Cell of a class."""
+    return class_id // (NUM_LEVELS * NUM_LEVELS)
+
+
+def shifts_of_class(class_id: int) -> tuple[float, float]:
+    """Shift and late shift of a class, log-odds."""
+    rest, late_level = divmod(class_id, NUM_LEVELS)
+    level = rest % NUM_LEVELS
+    return (level - MEAN_LEVEL) * LEVEL_WIDTH, (late_level - MEAN_LEVEL) * LEVEL_WIDTH
+
+
+def class_of_mean(cell: int) -> int:
+    """Class of a request like the mean of its cell."""
+    return (cell * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
+
+
 class Prior(NamedTuple):
     """What is believed of a request before its first outcome."""
 
     shift_precision: float
     late_precision: float
     keep: float
-    """Part of the information that is left after a draft."""
+    """Part of the information that is left after a step."""
 
 
 class Evidence(NamedTuple):
@@ -91,10 +109,19 @@ def evidence_of(probabilities: tuple[float, ...], num_accepted: int) -> Evidence
 class RequestState:
     """What is known of one request."""
 
-    __slots__ = ("cell", "late", "late_precision", "precision", "shift")
+    __slots__ = (
+        "cell",
+        "heard_at_step",
+        "late",
+        "late_precision",
+        "precision",
+        "shift",
+    )
 
-    def __init__(self, cell: int, prior: Prior) -> None:
+    def __init__(self, cell: int, prior: Prior, now_step: int = 0) -> None:
         self.cell = cell
+        self.heard_at_step = now_step
+        """Step after which something was learned of it last."""
         self.shift = 0.0
         self.precision = prior.shift_precision
         self.late = 0.0
@@ -106,7 +133,9 @@ class RequestState:
         late_level = round((self.late + MAX_SHIFT) / LEVEL_WIDTH)
         return (self.cell * NUM_LEVELS + level) * NUM_LEVELS + late_level
 
-    def learn(self, evidence: Evidence, moved: float, prior: Prior) -> None:
+    def learn(
+        self, evidence: Evidence, moved: float, prior: Prior, num_steps: int = 1
+    ) -> None:
         """Learn from a draft.
 
         Args:
@@ -114,18 +143,20 @@ class RequestState:
             moved: By how much the drift has moved by it: explained already.
             prior: What is forgotten is replaced by it, so that a request without news
                 returns to the running mean.
+            num_steps: Since the draft before it.
         """
-        back = (1.0 - prior.keep) * prior.shift_precision
+        keep = prior.keep**num_steps
+        back = (1.0 - keep) * prior.shift_precision
         information = evidence.information
-        self.precision = prior.keep * self.precision + information + back
+        self.precision = keep * self.precision + information + back
         score = evidence.score - information * moved
         step = (score - back * self.shift) / self.precision
         self.shift = min(max(self.shift + step, -MAX_SHIFT), MAX_SHIFT)
         information = evidence.late_information
         if information <= 1e-5:
             return
-        back = (1.0 - prior.keep) * prior.late_precision
-        self.late_precision = prior.keep * self.late_precision + information + back
+        back = (1.0 - keep) * prior.late_precision
+        self.late_precision = keep * self.late_precision + information + back
         # What the shift explains now is not explained twice.
         left = evidence.late_score - information * (moved + step)
         late = self.late + (left - back * self.late) / self.late_precision
@@ -193,7 +224,11 @@ class MemoryChoice:
         }
 
     def compare(
-        self, outcome: RequestOutcome, logits: Sequence[float], priors: Sequence[Prior]
+        self,
+        outcome: RequestOutcome,
+        logits: Sequence[float],
+        priors: Sequence[Prior],
+        num_steps: int,
     ) -> None:
         """Judge all memories by a watched request's draft, then let them learn.
 
@@ -201,6 +236,7 @@ class MemoryChoice:
             outcome: Of `begin_step`.
             logits: Log-odds of its examined positions for a request like the mean.
             priors: Of each memory.
+            num_steps: Since the request's draft before it.
         """
         watched = self._watched[outcome.request_id]
         watched.heard_at_step = self._num_steps
@@ -209,7 +245,8 @@ class MemoryChoice:
         for state, prior in zip(watched.states, priors, strict=True):
             probabilities, chance = _predicted(state, logits, accepted)
             chances.append(chance)
-            state.learn(evidence_of(probabilities, accepted), 0.0, prior)
+            evidence = evidence_of(probabilities, accepted)
+            state.learn(evidence, 0.0, prior, num_steps)
         self.lead += math.log(chances[1] / chances[0])
         if abs(self.lead) > _NEEDED_LEAD:
             self.current = self.memories[self.lead > 0]

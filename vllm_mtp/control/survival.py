@@ -29,34 +29,25 @@ small record for each request seen lately.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import Interval, logistic
+from vllm_mtp.control.beliefs import Beliefs
 from vllm_mtp.control.calibration import Calibration
-from vllm_mtp.control.confidence import ConfidenceModel, sane
-from vllm_mtp.control.profiles import (
-    Profile,
-    Profiles,
-    cell_of,
-    is_sampled,
-    regime_of,
-    sibling_of,
-)
+from vllm_mtp.control.confidence import sane
+from vllm_mtp.control.profiles import cell_of, is_sampled, regime_of
 from vllm_mtp.control.request_memory import (
-    LEVEL_WIDTH,
-    MEAN_LEVEL,
     MEMORIES,
-    NUM_LEVELS,
     Evidence,
     Memory,
     MemoryChoice,
     Prior,
     RequestState,
+    cell_of_class,
+    class_of_mean,
     evidence_of,
 )
-from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
+from vllm_mtp.records import DecodeRequest, RequestOutcome
 
 
 class SurvivalOptions(NamedTuple):
@@ -91,10 +82,6 @@ _EvidenceOf = dict[_Key, Evidence]
 _FIT_STEPS = 6
 
 
-def _cell_of_class(class_id: int) -> int:
-    return class_id // (NUM_LEVELS * NUM_LEVELS)
-
-
 def _total(groups: _Groups, evidence: _EvidenceOf) -> tuple[float, float]:
     """Score and information of all requests."""
     score = information = 0.0
@@ -104,8 +91,8 @@ def _total(groups: _Groups, evidence: _EvidenceOf) -> tuple[float, float]:
     return score, information
 
 
-class SurvivalModel:
-    """Learns acceptance from outcomes, answers with survival probabilities.
+class SurvivalModel(Beliefs):
+    """Learns acceptance from outcomes; what it believes of requests and classes.
 
     ``class_of`` is public and a plain dictionary because a controller looks up a
     whole batch in it at every step: request id -> class, an integer that
@@ -115,24 +102,20 @@ class SurvivalModel:
     def __init__(
         self, max_draft_length: int, options: SurvivalOptions | None = None
     ) -> None:
-        self.max_draft_length = max_draft_length
         self.options = options or SurvivalOptions()
+        super().__init__(
+            max_draft_length, self.options.prior, self.options.prior_precision
+        )
         self.class_of: dict[str, int] = {}
-        self.drift = 0.0
-        self.drift_precision = 4.0
         self.num_alarms = 0
         self.calibration = Calibration()
         self.shift_variance = 0.5
         self.late_variance = 0.25
         self.memory = MemoryChoice(self.options.memories)
-        self.confidences: dict[int, ConfidenceModel] = {}
-        """Of each regime seen so far."""
         self._surprise = 0.0
+        self._now_step = 0
         self._next_outcome = 0
         self._states: dict[str, RequestState] = {}
-        self._profiles = Profiles(
-            max_draft_length, self.options.prior, self.options.prior_precision
-        )
         # Precision is a sum of p (1 - p) <= 1/4 over the drafts not yet forgotten.
         weight = self.options.profile_half_life_drafts / math.log(2)
         self._max_precision = 0.2 * weight
@@ -144,7 +127,7 @@ class SurvivalModel:
         cell = cell_of(request)
         state = self._states.get(request.request_id)
         if state is None:
-            state = RequestState(cell, self._prior())
+            state = RequestState(cell, self._prior(), self._now_step)
             self._states[request.request_id] = state
         state.cell = cell
         class_id = self.class_of[request.request_id] = state.class_id
@@ -156,7 +139,7 @@ class SurvivalModel:
         return Prior(
             1.0 / min(self.shift_variance, memory.max_shift_variance),
             1.0 / min(self.late_variance, memory.max_late_variance),
-            0.5 ** (1.0 / memory.half_life_drafts),
+            0.5 ** (1.0 / memory.half_life_steps),
         )
 
     def keep_only(self, request_ids: Iterable[str]) -> None:
@@ -166,97 +149,6 @@ class SurvivalModel:
         self.class_of = {i: c for i, c in self.class_of.items() if i in kept}
 
     # -- answers ------------------------------------------------------------------
-
-    def conditional_of_class(
-        self, class_id: int, num_positions: int | None = None
-    ) -> list[float]:
-        """``p_1`` .. ``p_K_max`` of a class, or the first few of them."""
-        first, later, profile = self._log_odds(class_id)
-        confidence = self._confidence(class_id)
-        dampings, bias = confidence.dampings, confidence.first_bias
-        logits = profile.logits[:num_positions]
-        result = [
-            logistic(damping * (later + logit))
-            for logit, damping in zip(logits, dampings, strict=False)
-        ]
-        result[0] = logistic(dampings[0] * (first + logits[0]) + bias)
-        return result
-
-    def log_odds_of_class(self, class_id: int) -> list[float]:
-        """Of each position, for a draft token of usual confidence."""
-        first, later, profile = self._log_odds(class_id)
-        result = [later + logit for logit in profile.logits]
-        result[0] = first + profile.logits[0]
-        return result
-
-    def survival_of_class(self, class_id: int) -> list[float]:
-        """``S_1`` .. ``S_K_max`` of a class."""
-        return list(accumulate(self.conditional_of_class(class_id), mul))
-
-    def optimistic_survival_of_class(
-        self, class_id: int, deviations: float, num_known: int
-    ) -> list[float]:
-        """As high as survival may well be where it is not being observed.
-
-        Args:
-            class_id: The class.
-            deviations: How many standard deviations to allow for.
-            num_known: Positions that are drafted anyway. If there are any, the drift
-                is being observed, too.
-        """
-        first, later, profile = self._log_odds(class_id)
-        drift_variance = 0.0 if num_known else 1.0 / self.drift_precision
-        confidence = self._confidence(class_id)
-        dampings, bias = confidence.dampings, confidence.first_bias
-        alive, result = 1.0, []
-        for position, logit in enumerate(profile.logits):
-            log_odds_here = logit + (later if position else first)
-            if position >= num_known:
-                variance = drift_variance + 1.0 / profile.precisions[position]
-                log_odds_here += deviations * math.sqrt(variance)
-            alive *= logistic(log_odds_here * dampings[position] + bias)
-            result.append(alive)
-            bias = 0.0
-        return result
-
-    def _log_odds(self, class_id: int) -> tuple[float, float, Profile]:
-        """What a class adds to its profile: at the first position, after it."""
-        rest, late_level = divmod(class_id, NUM_LEVELS)
-        cell, level = divmod(rest, NUM_LEVELS)
-        first = self.drift + (level - MEAN_LEVEL) * LEVEL_WIDTH
-        later = first + (late_level - MEAN_LEVEL) * LEVEL_WIDTH
-        return first, later, self._profiles.of(cell)
-
-    def chances_of_class(self, class_id: int, depth: int) -> DraftChances:
-        """What is believed of a class's first ``depth`` draft tokens."""
-        confidence = self._confidence(class_id)
-        usual = self.log_odds_of_class(class_id)[:depth]
-        offsets = confidence.offsets([0.0] * depth)
-        return DraftChances(
-            [a + b for a, b in zip(usual, offsets, strict=True)],
-            confidence.slope,
-            self.conditional_of_class(class_id, depth),
-        )
-
-    def confidence_offsets(self, class_id: int) -> list[float]:
-        """What the confidence of a class's next draft token may add to its log-odds."""
-        return self._confidence(class_id).usual_offsets()
-
-    def _confidence(self, class_id: int) -> ConfidenceModel:
-        return self._confidence_in(_cell_of_class(class_id))
-
-    def _confidence_in(self, cell: int) -> ConfidenceModel:
-        regime = regime_of(cell)
-        found = self.confidences.get(regime)
-        if found is None:
-            known = self.confidences.get(sibling_of(regime))
-            found = (
-                ConfidenceModel(self.max_draft_length)
-                if known is None
-                else known.of_strangers()
-            )
-            self.confidences[regime] = found
-        return found
 
     def survival_of(self, request: DecodeRequest) -> list[float]:
         """``S_1`` .. ``S_K_max`` of a request, seen before or not."""
@@ -294,7 +186,7 @@ class SurvivalModel:
         found = self.class_of.get(request.request_id)
         if found is not None:
             return found
-        return (cell_of(request) * NUM_LEVELS + MEAN_LEVEL) * NUM_LEVELS + MEAN_LEVEL
+        return class_of_mean(cell_of(request))
 
     # -- learning -----------------------------------------------------------------
 
@@ -316,6 +208,7 @@ class SurvivalModel:
         Returns:
             How far acceptance has just jumped, log-odds; 0 if it has not.
         """
+        first_step = self._now_step
         self.wait(num_steps)
         limit = num_steps * self.options.max_outcomes
         if max_outcomes is not None:
@@ -324,7 +217,7 @@ class SurvivalModel:
         if not groups:
             return 0.0
         self._note_confidences(groups)
-        self._compare_memories(outcomes)
+        self._compare_memories(outcomes, first_step)
         before = self.drift
         evidence = {key: self._evidence(*key) for key in groups}
         for key, members in groups.items():
@@ -338,11 +231,12 @@ class SurvivalModel:
             moved = self._update_drift(groups, evidence)
         self._update_profiles(groups, evidence, moved)
         for key, members in groups.items():
-            self._update_requests(members, evidence[key], moved)
+            self._update_requests(members, evidence[key], moved, first_step)
         return self.drift - before if alarm else 0.0
 
     def wait(self, num_steps: int = 1) -> None:
         """Steps have passed that tell nothing: acceptance may have drifted."""
+        self._now_step += num_steps
         drifted = num_steps * self.options.drift_variance
         variance = 1.0 / self.drift_precision + drifted
         self.drift_precision = 1.0 / variance
@@ -388,7 +282,7 @@ class SurvivalModel:
             confidence = self._confidence(class_id)
             # Of sampled requests those drafts are verified that seem good, and the
             # others not compared; greedy ones are all judged.
-            if not is_sampled(regime_of(_cell_of_class(class_id))):
+            if not is_sampled(regime_of(cell_of_class(class_id))):
                 if class_id not in expected_of:
                     expected_of[class_id] = self.conditional_of_class(class_id, 1)[0]
                 expected, number = expected_of[class_id], len(members)
@@ -414,7 +308,9 @@ class SurvivalModel:
             ]
         return evidence_of(tuple(probabilities), accepted)
 
-    def _compare_memories(self, outcomes: Sequence[RequestOutcome]) -> None:
+    def _compare_memories(
+        self, outcomes: Sequence[RequestOutcome], first_step: int
+    ) -> None:
         priors = [self._prior(memory) for memory in self.memory.memories]
         for outcome in self.memory.begin_step(outcomes, priors):
             state = self._states.get(outcome.request_id)
@@ -428,7 +324,8 @@ class SurvivalModel:
                     confidence = self._confidence_in(state.cell)
                     offsets = confidence.offsets(confidences[:examined])
                     logits = [a + b for a, b in zip(logits, offsets, strict=True)]
-                self.memory.compare(outcome, logits, priors)
+                silent = max(first_step - state.heard_at_step, 0)
+                self.memory.compare(outcome, logits, priors, silent + 1)
 
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
         """Whether acceptance has changed abruptly."""
@@ -443,7 +340,7 @@ class SurvivalModel:
             weight = sum(1.0 / (1.0 + one / state.precision) for state in states)
             score += weight * bounded
             information += weight * one
-            of_cell[_cell_of_class(key[0])] += weight * one
+            of_cell[cell_of_class(key[0])] += weight * one
         # Nor does what is not known of their kind.
         deviation = math.sqrt(
             information
@@ -517,17 +414,23 @@ class SurvivalModel:
                 confidence = self._confidence(class_id)
                 for _ in members:
                     confidence.learn(probabilities, accepted, confidences)
-            self._profiles.of(_cell_of_class(class_id)).learn(
+            self._profiles.of(cell_of_class(class_id)).learn(
                 probabilities, accepted, moved, len(members), self._max_precision
             )
 
     def _update_requests(
-        self, members: Sequence[str], evidence: Evidence, moved: float
+        self,
+        members: Sequence[str],
+        evidence: Evidence,
+        moved: float,
+        first_step: int,
     ) -> None:
         prior = self._prior()
         for request_id in members:
             state = self._states[request_id]
-            state.learn(evidence, moved, prior)
+            silent = max(first_step - state.heard_at_step, 0)
+            state.learn(evidence, moved, prior, silent + 1)
+            state.heard_at_step = self._now_step
             self.class_of[request_id] = state.class_id
         has_late = evidence.late_information > 1e-5
         self._learn_spread(self._states[members[0]], has_late)

@@ -18,7 +18,8 @@ WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",
     "prose": "out-of-domain: English prose",
     "constrained": "out-of-domain: English prose, the output limited to the upper "
-    "half of the vocabulary, of which drafts know nothing: nearly none is accepted",
+    "half of the vocabulary, of which vLLM's drafts know nothing: nearly none is "
+    "accepted",
     "phases": "code, then constrained, back and forth",
 }
 CONTEXTS = ("short", "long")

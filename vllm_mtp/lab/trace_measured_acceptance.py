@@ -6,11 +6,11 @@ For each request and place in its output the conditional acceptance of position 
 
 `accepted` and `tested` are sums over the drafts of the same request, weighted by their
 distance in tokens (a Gaussian kernel); a position was tested when all before it were
-accepted. `mean_j` is that of all requests of the same regime (greedy or sampled) at the
-time, again a kernel, over steps, as narrow as its number of drafts allows. `kappa_j`
-says how much alike requests and places are: the method of moments, from how far windows
-scatter beyond chance. The width of the kernel is the one under which each draft is best
-predicted by the others.
+accepted. `mean_j` is that of all requests of the same regime (greedy or sampled, free
+or constrained) at the time, again a kernel, over steps, as narrow as its number of
+drafts allows. `kappa_j` says how much alike requests and places are: the method of
+moments, from how far windows scatter beyond chance. The width of the kernel is the one
+under which each draft is best predicted by the others.
 
 What this smooths away, a replay does not have: changes within a few tokens, and the
 abruptness of a change that hits all requests at once (it becomes as wide as the kernel

@@ -128,6 +128,25 @@ def test_what_is_expected_before_drafting_is_what_happens_after_a_change_too(
     assert abs(sum(errors)) / len(errors) < 0.03
 
 
+def test_constrained_requests_start_from_what_others_have_shown() -> None:
+    """And say nothing about those afterwards."""
+    rng, model = random.Random(3), SurvivalModel(K_MAX)
+    model.see(DecodeRequest("r", 100))
+    for _ in range(600):
+        model.observe([judged(rng, 6.0)])
+    free = model.confidences[0]
+    slope, centre = free.slope, free.centres[0]
+    model.see(DecodeRequest("json", 100, is_constrained=True))
+    model.observe([RequestOutcome("json", 1, 1, (2.0,))])
+    constrained = model.confidences[2]
+    assert constrained.slope == pytest.approx(slope, abs=0.1)
+    assert constrained.centres[0] == pytest.approx(centre, abs=0.5)
+    for _ in range(100):
+        model.observe([RequestOutcome("json", 1, 1, (2.0,))])
+    assert constrained.centres[0] == pytest.approx(2.0, abs=0.5)
+    assert (free.slope, free.centres[0]) == (slope, centre)
+
+
 def test_of_sampled_requests_only_good_drafts_are_judged_so_nothing_is_corrected() -> (
     None
 ):

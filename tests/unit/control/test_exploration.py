@@ -154,6 +154,23 @@ def test_nothing_is_affordable_earlier_than_announced(
     assert budget.can_pay(price)
 
 
+def test_a_look_that_is_overdue_is_granted_on_credit_within_limits() -> None:
+    """Or drafting would stay off for as long as catching up gets dearer."""
+    budget = past_grant()
+    budget.pay(budget.saved_steps)
+    num_looks, since = 0, 0
+    for _ in range(1000):
+        budget.earn(is_comparing=True)
+        since += 1
+        price = 0.2 + 0.003 * since
+        if budget.pay(price):
+            num_looks, since = num_looks + 1, 0
+    assert num_looks >= 10
+    assert budget.saved_steps > -OPTIONS.max_saved_steps
+    spent = 1000 * OPTIONS.comparing_fraction - budget.saved_steps
+    assert spent <= 1000 * OPTIONS.comparing_fraction + OPTIONS.max_saved_steps
+
+
 def test_after_a_surprise_nothing_is_announced() -> None:
     budget = past_grant()
     budget.pay(budget.saved_steps)

@@ -302,7 +302,7 @@ def test_rests_need_no_decision_and_cost_no_probe() -> None:
         assert (engine.num_rested > 2000) == rests
     assert 0.6 * probes[False] <= probes[True] <= 1.2 * probes[False]
     engine.acceptance = [0.9] * 4
-    engine.run(150)  # decisions
+    engine.run(250)  # decisions
     assert engine.depths(-20) == [engine.depths(-1)[0]] * len(engine.depths(-20))
     assert engine.depths(-1)[0] >= 3
 

@@ -171,12 +171,18 @@ def test_a_look_costs_its_two_steps(num_requests: int, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "longest"), [(UnsureTimes(), 16), (KnownTimes(), 128)]
+    ("times", "goodput", "longest"),
+    [
+        (UnsureTimes(), 97.9, 16),
+        (UnsureTimes(), 90.0, 16),  # with 1.5 deviations of luck it is as good
+        (UnsureTimes(), 88.0, 128),
+        (KnownTimes(), 97.9, 128),
+    ],
 )
 def test_k_0_waits_less_for_its_turn_where_its_time_is_not_known_well(
-    times: Any, longest: int
+    times: Any, goodput: float, longest: int
 ) -> None:
-    """Where it seems as good, after many trials that changed nothing."""
+    """Where it may be as good, after many trials that changed nothing."""
     options = ExplorationOptions(grant_lasts_steps=0)
     probing = Probing(options, MARGIN, compares_drafts=False)
     now = Situation(plan(1, 100.0, with_luck=110.0), times, (), 0.0)
@@ -184,7 +190,7 @@ def test_k_0_waits_less_for_its_turn_where_its_time_is_not_known_well(
     for step in range(1000):
         was_over = probing.is_over
         if was_over:
-            probing.look_for([now.plan, plan(0, 97.9, with_luck=98.0)], now)
+            probing.look_for([now.plan, plan(0, goodput, with_luck=98.0)], now)
         probing.budget.earn()
         if probing.step(now) is not None and was_over:
             begun_at.append(step)
@@ -220,6 +226,25 @@ def test_drafting_is_tried_for_a_while_where_it_costs_next_to_nothing(
     assert len(found) == num_steps
     assert {probe and probe.plan.depth for probe in found} == {1}
     assert {probe and probe.compares for probe in found} == {num_steps == 1}
+
+
+@pytest.mark.parametrize(("survival", "num_steps"), [(0.02, 5), (0.05, 16)])
+def test_a_trial_that_brings_less_than_was_hoped_ends_early(
+    survival: float, num_steps: int
+) -> None:
+    """Drafting is believed to cost 10 % when, after four steps, less is accepted."""
+    probing = Probing(ExplorationOptions(), MARGIN, compares_drafts=True)
+    times: Any = LineTimes()
+    now = Situation(plan(0, 50.0, with_luck=50.0), times, batch([0]), 0.0)
+    probing.look_for([now.plan, Plan(1, 0.0, 1.09, 0.022, 51.0)], now)
+    assert probing.may_draft_while_off(now)
+    found = [probing.step(now)]
+    while not probing.is_over:
+        found.append(probing.step(now))
+        if len(found) == 5:
+            disappointing = Plan(1, 0.0, 1.0 + survival, 0.022, 51.0)
+            probing.look_for([now.plan, disappointing], now)
+    assert len(found) == num_steps
 
 
 def test_far_is_what_does_not_pay_even_with_luck() -> None:

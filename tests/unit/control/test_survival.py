@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_mtp.acceptance import log_odds, logistic
+from vllm_mtp.control.profiles import Profiles, cell_of
 from vllm_mtp.control.request_memory import Memory
 from vllm_mtp.control.survival import SurvivalModel, SurvivalOptions
 from vllm_mtp.records import DecodeRequest, RequestOutcome
@@ -182,6 +184,25 @@ def test_half_of_what_is_known_of_a_request_is_new_after_the_stated_half_life() 
     assert half_life / 2 < crossing < 2 * half_life
 
 
+def surviving_after_three_acceptances(num_silent_steps: int) -> float:
+    """Of a request of which little was accepted, before the others are silent, too."""
+    model, rng = SurvivalModel(1, SurvivalOptions(alarm_sigmas=1e9)), random.Random(2)
+    model.see(DecodeRequest("r", 0))
+    for _ in range(300):
+        model.observe([RequestOutcome("r", 1, rng.random() < 0.1)])
+    model.wait(num_silent_steps)
+    for _ in range(3):
+        model.observe([RequestOutcome("r", 1, 1)])
+    return model.survival_of(DecodeRequest("r", 0))[0]
+
+
+def test_a_request_that_was_not_drafted_for_is_known_less_and_less() -> None:
+    """Its text has gone on meanwhile; steps count, not drafts."""
+    at_once, late = (surviving_after_three_acceptances(n) for n in (0, 500))
+    assert at_once < 0.35
+    assert late > at_once + 0.25
+
+
 def test_an_abrupt_change_is_noticed_within_a_few_steps() -> None:
     model = SurvivalModel(K_MAX)
     rng = random.Random(7)
@@ -215,6 +236,70 @@ def test_contexts_and_regimes_are_told_apart() -> None:
     for context, is_greedy, probability in kinds.values():
         newcomer = DecodeRequest("new", context, is_greedy)
         assert model.survival_of(newcomer)[0] == pytest.approx(probability, abs=0.08)
+
+
+FREE, CONSTRAINED = 0.8, 0.3
+
+
+def run_requests(
+    model: SurvivalModel,
+    name: str,
+    is_constrained: bool,
+    count: int,
+    rng: random.Random,
+) -> None:
+    """One after the other, 25 drafts each."""
+    probability = CONSTRAINED if is_constrained else FREE
+    for number in range(count):
+        request = DecodeRequest(f"{name}{number}", 100, is_constrained=is_constrained)
+        for _ in range(25):
+            model.see(request)
+            accepted = draw([probability] * 2, 2, rng)
+            model.observe([RequestOutcome(request.request_id, 2, accepted)])
+
+
+def newcomers(model: SurvivalModel) -> tuple[float, float]:
+    """Survival of the first draft token of a free request, and a constrained one."""
+    free, constrained = (
+        model.survival_of(DecodeRequest("new", 100, is_constrained=is_constrained))[0]
+        for is_constrained in (False, True)
+    )
+    return free, constrained
+
+
+def test_what_constrained_requests_accept_is_not_believed_of_others() -> None:
+    rng, model = random.Random(4), SurvivalModel(K_MAX)
+    run_requests(model, "code", False, 20, rng)
+    assert newcomers(model) == pytest.approx((FREE, FREE), abs=0.1)
+    run_requests(model, "json", True, 3, rng)
+    free, constrained = newcomers(model)
+    assert constrained < 0.5
+    assert free > constrained + 0.2
+
+
+def test_after_both_were_seen_neither_has_to_be_found_out_again() -> None:
+    rng, model = random.Random(5), SurvivalModel(K_MAX)
+    for turn in range(4):
+        run_requests(model, f"code{turn}-", False, 6, rng)
+        run_requests(model, f"json{turn}-", True, 6, rng)
+    free, constrained = newcomers(model)
+    assert constrained == pytest.approx(CONSTRAINED, abs=0.12)
+    assert free > constrained + 0.3
+
+
+def test_a_new_kind_starts_from_the_one_that_has_most_in_common() -> None:
+    profiles = Profiles(1, [0.5], 2.0)
+
+    def acceptance(context: int, is_greedy: bool, is_constrained: bool) -> float:
+        request = DecodeRequest("r", context, is_greedy, is_constrained=is_constrained)
+        return logistic(profiles.of(cell_of(request)).logits[0])
+
+    for context, is_greedy, accepted in ((100, True, 0.9), (50_000, False, 0.2)):
+        cell = cell_of(DecodeRequest("r", context, is_greedy))
+        profiles.of(cell).logits[0] = log_odds(accepted)
+    assert acceptance(50_000, True, False) == pytest.approx(0.9)
+    assert acceptance(100, False, False) == pytest.approx(0.2)
+    assert acceptance(100, True, True) == pytest.approx(0.9)
 
 
 def test_a_large_batch_is_sampled_in_turn_so_that_nobody_is_left_out() -> None:

@@ -23,7 +23,10 @@ OUTCOME = StepOutcome(
     num_catch_up_tokens=4,
     is_greedy=False,
 )
-REQUESTS = (DecodeRequest("0", 100), DecodeRequest("1", 200, False, 2))
+REQUESTS = (
+    DecodeRequest("0", 100),
+    DecodeRequest("1", 200, False, 2, is_constrained=True),
+)
 
 
 @pytest.fixture
@@ -51,6 +54,17 @@ def test_what_was_written_is_read_back(path: Path) -> None:
             fresh.survival.survival_of(REQUESTS[1]), abs=5e-4
         )
     assert [tuple(traced) for traced in trace.outcomes] == [(OUTCOME, 2)]
+
+
+def test_the_first_traces_did_not_say_who_was_constrained(path: Path) -> None:
+    header, *lines = path.read_text().splitlines()
+    older = [json.loads(line) for line in lines]
+    for line in older:
+        if "decision" in line:
+            line["requests"] = [row[:6] for row in line["requests"]]
+    path.write_text("\n".join([header, *map(json.dumps, older)]) + "\n")
+    expected = tuple(r._replace(is_constrained=False) for r in REQUESTS)
+    assert [t.requests for t in read_trace(path).decisions] == [expected] * 2
 
 
 def test_the_last_line_of_a_killed_server_is_left_out(path: Path) -> None:

@@ -118,6 +118,16 @@ def test_chance_alone_makes_no_difference_between_requests() -> None:
     assert np.std(means) < 0.5 * np.std(shares)
 
 
+def test_constrained_requests_have_a_mean_of_their_own() -> None:
+    """With few drafts each, a request is mostly what its kind is."""
+    histories = [history([0.9 if i % 2 else 0.2] * 6, seed=i) for i in range(40)]
+    for found in histories[::2]:
+        found.is_constrained = True
+    tables = acceptance_tables(histories, 6, K_MAX)
+    assert max(table[0, 0] for table in tables[::2]) < 0.5
+    assert min(table[0, 0] for table in tables[1::2]) > 0.6
+
+
 def test_what_was_never_drafted_is_like_what_was() -> None:
     drafted = [history([0.8] * 100, seed=i) for i in range(6)]
     tables = acceptance_tables([*drafted, RequestHistory(True, 50)], 100, K_MAX)

@@ -139,4 +139,7 @@ def test_regret_in_a_recorded_world_is_at_most_3_percent(
     recorder = TracingController(RandomController(8, 0), path, {"world": name}, 8)
     replay(WORLDS[name], recorder, NUM_STEPS, seed=7)
     recorder.close()
-    assert run(load_world(path)).regret() <= LIMITS["recorded"]
+    # The mean over some runs: of a single one by 0.7 % more or less, by chance.
+    world = load_world(path)
+    regrets = [run(world, seed).regret() for seed in range(3)]
+    assert statistics.fmean(regrets) <= LIMITS["recorded"]

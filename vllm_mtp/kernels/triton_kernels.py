@@ -1,0 +1,282 @@
+"""The Triton kernels of `triton_ops`, which launches them.
+
+Counts stay on the device: a program looks up its own request and returns when it has
+nothing to do, so that launches can be captured into CUDA graphs. Without Triton they
+are plain functions that nobody calls.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+    tl = SimpleNamespace(constexpr=object)  # All that definitions need of it.
+
+
+def _kernel(*varying: str) -> Callable[[Callable[..., None]], Any]:
+    """``triton.jit``, if there is Triton.
+
+    Args:
+        varying: integers that change from step to step; no kernel of its own for
+            those that happen to be 1 or a multiple of 16.
+    """
+
+    def compile_later(function: Callable[..., None]) -> Any:
+        if triton is None:
+            return function
+        return triton.jit(function, do_not_specialize=varying)
+
+    return compile_later
+
+
+@_kernel(
+    "num_reqs",
+    "vocab_size",
+    "token_row_stride",
+    "max_sampled",
+    "num_rows",
+    "field_stride",
+    "num_padded_rows",
+)
+def rollback_metadata(
+    num_reqs: int,
+    vocab_size: int,
+    # [num_reqs, max_sampled] int32 or int64, any strides
+    sampled_token_ids: "torch.Tensor",
+    token_row_stride: int,
+    token_column_stride: int,
+    max_sampled: int,
+    # [num_reqs] int32; anything unless HAS_DRAFTS
+    cu_num_draft_tokens: "torch.Tensor",
+    # [num_reqs] bool
+    discarded: "torch.Tensor",
+    # [num_reqs] int32
+    backup_next_token_ids: "torch.Tensor",
+    # [num_reqs + 1] int32
+    query_start_loc: "torch.Tensor",
+    # [num_reqs] int32
+    seq_lens: "torch.Tensor",
+    # [num_rows] int64
+    slot_mapping: "torch.Tensor",
+    num_rows: int,
+    # [6, num_reqs] int32, mutated
+    per_request: "torch.Tensor",
+    field_stride: int,
+    request_stride: int,
+    # [num_padded_rows] int64, mutated
+    out_slot_mapping: "torch.Tensor",
+    num_padded_rows: int,
+    PADDING: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Program ``i < num_reqs`` rolls back request ``i``, the others pad the tail."""
+    request = tl.program_id(0)
+    if request >= num_reqs:
+        tail_program = request - num_reqs
+        num_tail_programs = tl.num_programs(0) - num_reqs
+        tail_start = tl.load(query_start_loc + num_reqs)
+        for first in range(
+            tail_start + tail_program * ROWS, num_padded_rows, num_tail_programs * ROWS
+        ):
+            rows = first + tl.arange(0, ROWS)
+            tl.store(out_slot_mapping + rows, PADDING, mask=rows < num_padded_rows)
+    else:
+        start = tl.load(query_start_loc + request)
+        end = tl.load(query_start_loc + request + 1)
+        num_drafts = start - start
+        if HAS_DRAFTS:
+            before = tl.load(cu_num_draft_tokens + request - 1, request > 0, other=0)
+            num_drafts = tl.load(cu_num_draft_tokens + request) - before
+
+        columns = tl.arange(0, COLUMNS)
+        row = sampled_token_ids + request.to(tl.int64) * token_row_stride
+        tokens = tl.load(
+            row + columns * token_column_stride, columns < max_sampled, other=-1
+        )
+        samples = (tl.load(discarded + request) == 0) & (end > start)
+        valid = (tokens != -1) & (tokens < vocab_size) & samples
+        # Not `columns < max_sampled`: what lies beyond was loaded as -1.
+        num_sampled = tl.sum(valid.to(tl.int32), 0)
+        last = tl.max(tl.where(valid, columns, -1), 0)
+        last_token = tl.sum(tl.where(columns == last, tokens, 0), 0).to(tl.int32)
+        backup = tl.load(backup_next_token_ids + request)
+        num_accepted = tl.minimum(tl.maximum(num_sampled - 1, 0), num_drafts)
+        num_rejected = num_drafts - num_accepted
+
+        field = per_request + request * request_stride
+        tl.store(field, tl.where(num_sampled > 0, last_token, backup))
+        tl.store(field + field_stride, num_sampled)
+        tl.store(field + 2 * field_stride, num_accepted)
+        tl.store(field + 3 * field_stride, num_rejected)
+        tl.store(field + 4 * field_stride, tl.maximum(end - 1 - num_rejected, 0))
+        tl.store(field + 5 * field_stride, tl.load(seq_lens + request) - num_rejected)
+
+        kept_end = tl.minimum(end - num_rejected, num_rows)
+        for first in range(start, tl.minimum(end, num_padded_rows), ROWS):
+            rows = first + tl.arange(0, ROWS)
+            slots = tl.load(slot_mapping + rows, rows < kept_end, other=PADDING)
+            owned = (rows < end) & (rows < num_padded_rows)
+            tl.store(out_slot_mapping + rows, slots, mask=owned)
+
+
+@_kernel("num_rows")
+def pad_rejected_rows(
+    # [num_rows] int64, mutated
+    slot_mapping: "torch.Tensor",
+    num_rows: int,
+    # [num_reqs + 1] int32
+    query_start_loc: "torch.Tensor",
+    # [num_reqs] int32 or int64
+    num_rejected_tokens: "torch.Tensor",
+    PADDING: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Program ``i`` pads the rejected rows of request ``i``."""
+    request = tl.program_id(0)
+    num_rejected = tl.load(num_rejected_tokens + request).to(tl.int32)
+    own = tl.load(query_start_loc + request)
+    end = tl.load(query_start_loc + request + 1)
+    start = tl.maximum(end - num_rejected, own)
+    end = tl.minimum(end, num_rows)
+    for first in range(start, end, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        tl.store(slot_mapping + rows, PADDING, mask=rows < end)
+
+
+@_kernel()
+def _zero_chunks(
+    slot_address: int,
+    # [NUM_COLUMNS] int64, the plane
+    plane: "torch.Tensor",
+    WORD: tl.constexpr,
+    WORDS: tl.constexpr,
+) -> None:
+    """Zero all chunks of one slot, in words of one width."""
+    WORD_BYTES: tl.constexpr = WORD.primitive_bitwidth // 8
+    count_0 = tl.load(plane + 9).to(tl.int32)
+    stride_0 = tl.load(plane + 10)
+    count_1 = tl.load(plane + 11).to(tl.int32)
+    stride_1 = tl.load(plane + 12)
+    count_2 = tl.load(plane + 13).to(tl.int32)
+    stride_2 = tl.load(plane + 14)
+    chunk_words = (tl.load(plane + 15) // WORD_BYTES).to(tl.int32)
+    num_words = count_0 * count_1 * count_2 * chunk_words
+    for first in range(0, num_words, WORDS):
+        word = first + tl.arange(0, WORDS)
+        chunk = word // chunk_words
+        outer = chunk // count_0
+        offset = (
+            (word % chunk_words) * WORD_BYTES
+            + (chunk % count_0).to(tl.int64) * stride_0
+            + (outer % count_1).to(tl.int64) * stride_1
+            + (outer // count_1).to(tl.int64) * stride_2
+        )
+        address = (slot_address + offset).to(tl.pointer_type(WORD))
+        tl.store(address, tl.zeros([WORDS], WORD), mask=word < num_words)
+
+
+@_kernel()
+def scrub_rejected_slots(
+    # [num_planes, NUM_COLUMNS] int64
+    planes: "torch.Tensor",
+    # [num_reqs + 1] int32
+    query_start_loc: "torch.Tensor",
+    # [num_reqs] int32 or int64
+    num_rejected_tokens: "torch.Tensor",
+    COLUMNS: tl.constexpr,
+    WORDS: tl.constexpr,
+) -> None:
+    """Program ``(i, p)`` zeroes the rejected slots of request ``i`` in plane ``p``.
+
+    The literal numbers are columns of the table, the fields of ``SlotPlane`` in order.
+    """
+    request = tl.program_id(0)
+    plane = planes + tl.program_id(1) * COLUMNS
+    num_rejected = tl.load(num_rejected_tokens + request).to(tl.int32)
+    own = tl.load(query_start_loc + request)
+    end = tl.load(query_start_loc + request + 1)
+    for row in range(tl.maximum(end - num_rejected, own), end):
+        slots = tl.load(plane + 1).to(tl.pointer_type(tl.int64))
+        slot = tl.load(slots + row)
+        first_slot = tl.maximum(tl.load(plane + 2), 0)
+        if (slot >= first_slot) & (slot < tl.load(plane + 3)):
+            block_size = tl.load(plane + 4)
+            group_size = tl.load(plane + 6)
+            offset = slot % block_size
+            address = (
+                tl.load(plane)
+                + slot // block_size * tl.load(plane + 5)
+                + offset // group_size * tl.load(plane + 7)
+                + offset % group_size * tl.load(plane + 8)
+            )
+            vector_bytes = tl.load(plane + 16)
+            if vector_bytes >= 8:
+                _zero_chunks(address, plane, tl.int64, WORDS)
+            elif vector_bytes == 4:
+                _zero_chunks(address, plane, tl.int32, WORDS)
+            elif vector_bytes == 2:
+                _zero_chunks(address, plane, tl.int16, WORDS)
+            else:
+                _zero_chunks(address, plane, tl.int8, WORDS)
+
+
+@_kernel("num_columns")
+def accept_greedily(
+    # [num_rows] int64
+    target_token_ids: "torch.Tensor",
+    # [num_tokens] int32
+    input_ids: "torch.Tensor",
+    # [num_tokens] int64
+    positions: "torch.Tensor",
+    # [num_rows] int64
+    logits_indices: "torch.Tensor",
+    # [num_reqs + 1] int32
+    cu_num_logits: "torch.Tensor",
+    # [num_reqs] int32
+    seq_lens: "torch.Tensor",
+    # [num_reqs] int64
+    idx_mapping: "torch.Tensor",
+    # [max_num_reqs] int32
+    prefill_len: "torch.Tensor",
+    # [num_reqs, num_columns] int64, mutated
+    sampled_token_ids: "torch.Tensor",
+    num_columns: int,
+    # [num_reqs] int32, mutated
+    num_sampled: "torch.Tensor",
+    # [num_reqs] int32, mutated
+    num_rejected: "torch.Tensor",
+    NOTHING: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Program ``i`` verifies request ``i``."""
+    request = tl.program_id(0)
+    start = tl.load(cu_num_logits + request)
+    num_rows = tl.load(cu_num_logits + request + 1) - start
+    length = tl.load(prefill_len + tl.load(idx_mapping + request))
+    first_position = tl.load(positions + tl.load(logits_indices + start))
+
+    columns = tl.arange(0, COLUMNS)
+    targets = tl.load(target_token_ids + start + columns, columns < num_rows, other=-1)
+    is_draft = columns + 1 < num_rows
+    indices = tl.load(logits_indices + start + columns + 1, is_draft, other=0)
+    drafts = tl.load(input_ids + indices, is_draft, other=-1)
+    agrees = is_draft & (drafts == targets) & (first_position >= length)
+    # The first that does not: at most the last row's, which has no draft token.
+    num_accepted = tl.min(tl.where(agrees, COLUMNS, columns), 0)
+    samples = tl.load(seq_lens + request) >= length
+    count = tl.where(samples, num_accepted + 1, 0)
+    tl.store(num_sampled + request, count)
+    tl.store(num_rejected + request, tl.where(samples, num_rows - count, 0))
+    tl.store(
+        sampled_token_ids + request.to(tl.int64) * num_columns + columns,
+        tl.where(columns < count, targets, NOTHING),
+        mask=columns < num_columns,
+    )
