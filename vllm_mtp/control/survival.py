@@ -27,7 +27,7 @@ small record for each request seen lately.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -330,7 +330,7 @@ class SurvivalModel(Beliefs):
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
         """Whether acceptance has changed abruptly."""
         score = information = 0.0
-        of_cell: Counter[int] = Counter()
+        of_cell: defaultdict[int, float] = defaultdict(float)
         for key, members in groups.items():
             _, one, *_ = evidence[key]
             most = self.options.max_surprise * math.sqrt(one)

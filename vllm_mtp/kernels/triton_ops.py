@@ -10,8 +10,12 @@ import torch
 from vllm_mtp.kernels import schemas, triton_kernels
 from vllm_mtp.kernels.planes import NUM_COLUMNS
 from vllm_mtp.kernels.reference import NOT_SAMPLED, PADDING_SLOT
-from vllm_mtp.kernels.triton_kernels import triton
 from vllm_mtp.records import GreedyStep, RollbackPlan
+
+try:
+    import triton
+except ImportError:
+    triton = None
 
 NAME = "triton"
 
