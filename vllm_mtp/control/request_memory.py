@@ -133,6 +133,10 @@ class RequestState:
         late_level = round((self.late + MAX_SHIFT) / LEVEL_WIDTH)
         return (self.cell * NUM_LEVELS + level) * NUM_LEVELS + late_level
 
+    def steps_since(self, step: int) -> int:
+        """From the last draft to the first one after a step, at least 1."""
+        return max(step - self.heard_at_step, 0) + 1
+
     def learn(
         self, evidence: Evidence, moved: float, prior: Prior, num_steps: int = 1
     ) -> None:

@@ -324,8 +324,8 @@ class SurvivalModel(Beliefs):
                     confidence = self._confidence_in(state.cell)
                     offsets = confidence.offsets(confidences[:examined])
                     logits = [a + b for a, b in zip(logits, offsets, strict=True)]
-                silent = max(first_step - state.heard_at_step, 0)
-                self.memory.compare(outcome, logits, priors, silent + 1)
+                num_steps = state.steps_since(first_step)
+                self.memory.compare(outcome, logits, priors, num_steps)
 
     def _is_surprised(self, groups: _Groups, evidence: _EvidenceOf) -> bool:
         """Whether acceptance has changed abruptly."""
@@ -428,8 +428,7 @@ class SurvivalModel(Beliefs):
         prior = self._prior()
         for request_id in members:
             state = self._states[request_id]
-            silent = max(first_step - state.heard_at_step, 0)
-            state.learn(evidence, moved, prior, silent + 1)
+            state.learn(evidence, moved, prior, state.steps_since(first_step))
             state.heard_at_step = self._now_step
             self.class_of[request_id] = state.class_id
         has_late = evidence.late_information > 1e-5

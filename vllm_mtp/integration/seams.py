@@ -84,6 +84,7 @@ SEAMS: tuple[Seam, ...] = (
         _SCHED + "output.CachedRequestData",
         ("num_computed_tokens", "req_ids", "resumed_req_ids"),
     ),
+    Seam("core", "vllm.v1.request.Request.use_structured_output"),
     Seam("v1", "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens"),
     Seam("core", "vllm.v1.outputs.DraftTokenIds", ("req_ids", "draft_token_ids")),
     # Requests (request_validation.py)
