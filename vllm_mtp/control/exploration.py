@@ -110,15 +110,18 @@ class ExplorationBudget:
         Args:
             price_steps: In step times of the best plan, >= 0.
             is_pressing: The pause is the shortest, however many probes have changed
-                nothing.
+                nothing, and it is granted on credit.
         """
         is_free = self.is_granted or self.is_urgent
         pause = self.options.pause_steps if is_pressing else self._pause_steps
         if not is_free and self.steps_since_probe < pause:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
-        if self.steps_since_probe >= self.options.overdue_steps:
+        if is_pressing or self.steps_since_probe >= self.options.overdue_steps:
             floor = -self.options.max_saved_steps
+        # Looks on credit must not be paid for by drafting on at a loss: while a debt
+        # was earned back K = 0 was not tried, and drafting that lost 11 % and was
+        # thought to lose nothing went on.
         # What can never be saved is granted once all that can be is, and paid back
         # later: a state that only a dear probe can end would last for ever.
         return (

@@ -29,6 +29,7 @@ from vllm_mtp.control.draft_lengths import DraftLengths, items
 from vllm_mtp.control.exploration import ExplorationOptions
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
 from vllm_mtp.control.preference import (
+    BatchTraits,
     Habit,
     best_of_each_depth,
     feasible,
@@ -92,14 +93,6 @@ class GoodputOptions(NamedTuple):
     cost_prior: CostPrior = CostPrior()
 
 
-_Size = tuple[int, bool]
-"""Of a batch: bucket of its requests, and whether all of them are greedy."""
-
-
-def _size_of(are_greedy: Sequence[bool]) -> _Size:
-    return request_bucket(len(are_greedy)), all(are_greedy)
-
-
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 _goodput = attrgetter("goodput")
 
@@ -124,7 +117,7 @@ class GoodputController:
         self.plan: Plan | None = None
         """The best one known; probes aside, what is decided."""
         self.num_switches = 0
-        """How often the plan's depth has changed for batches of the same size."""
+        """How often the plan's depth has changed for batches of the same kind."""
         self._depths = self.options.depths or tuple(range(max_draft_length + 1))
         self._can_be_off = 0 in self._depths
         self._lengths = DraftLengths(_OFF, self.survival)
@@ -143,9 +136,9 @@ class GoodputController:
         self._backlog = Backlog()
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
-        self._planned_size: _Size | None = None
-        self._habits: dict[_Size, Habit] = {}
-        """By the sizes of batches that were planned for."""
+        self._planned_for: BatchTraits | None = None
+        self._habits: dict[BatchTraits, Habit] = {}
+        """By the kinds of batches that were planned for."""
         self._replan_steps = self.options.min_replan_steps
         self._steps_since_plan = 0
 
@@ -166,9 +159,10 @@ class GoodputController:
         if not requests:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
-        ids, _, are_greedy, pins, _, _ = zip(*requests, strict=True)
+        ids, _, are_greedy, pins, _, are_constrained = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
-        if self.plan is None or _size_of(are_greedy) != self._planned_size:
+        traits = BatchTraits.of(are_greedy, are_constrained)
+        if self.plan is None or traits != self._planned_for:
             self.probing.stop()
             self._replan()
         if not self._may_draft and not any(pins):
@@ -215,7 +209,7 @@ class GoodputController:
         is_bounded = self.options.max_token_latency_s is not None
         depth = plan.depth if is_bounded else self._depths[-1]
         if self._stopping is None or self._stopping.plan is not plan:
-            margin = self._margins.of(self._planned_size)
+            margin = self._margins.of(self._planned_for)
             known = prices(plan, self._times, len(requests), depth, margin)
             self._stopping = Stopping(self.survival, plan, known)
         chosen = {request.request_id: depth for request in requests}
@@ -298,8 +292,8 @@ class GoodputController:
 
     @property
     def _habit(self) -> Habit:
-        assert self._planned_size is not None
-        return self._habits[self._planned_size]
+        assert self._planned_for is not None
+        return self._habits[self._planned_for]
 
     @property
     def _is_off(self) -> bool:
@@ -317,8 +311,10 @@ class GoodputController:
         num_requests, times = outcome.num_decode_requests, self._times
         if outcome.num_prefill_tokens or times is None or self.plan is None:
             return None
+        if not num_requests or self._planned_for is None:
+            return None
         size = (request_bucket(num_requests), outcome.is_greedy)
-        if not num_requests or size != self._planned_size:
+        if size != (self._planned_for.size, self._planned_for.is_greedy):
             return None
         return StepEstimate(
             *step_parts(outcome, times, self.max_draft_length), self.plan.goodput
@@ -335,7 +331,7 @@ class GoodputController:
         """Learn from a step; look for a better plan every few."""
         if self._is_ruled and outcome.draft_depth and not outcome.num_prefill_tokens:
             self._margins.learn(
-                self._planned_size, outcome.draft_depth, self._uniform_depth
+                self._planned_for, outcome.draft_depth, self._uniform_depth
             )
         self._backlog.add(outcome)
         until_search = self._replan_steps - self._steps_since_plan
@@ -358,7 +354,7 @@ class GoodputController:
         else:
             self.survival.wait(len(steps))
         self._steps_since_plan += len(steps)
-        if self._planned_size is not None:
+        if self._planned_for is not None:
             self._habit.reluctance.pass_steps(len(steps))
         is_due = self._steps_since_plan >= self._replan_steps
         if self._seen and (is_due or self.budget.is_urgent):
@@ -400,14 +396,17 @@ class GoodputController:
     def _replan(self) -> None:
         requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
-        size = _size_of([request.is_greedy for request in requests])
-        is_news = size != self._planned_size
+        traits = BatchTraits.of(
+            [request.is_greedy for request in requests],
+            [request.is_constrained for request in requests],
+        )
+        is_news = traits != self._planned_for
         if is_news:
-            self._enter(size)
+            self._enter(traits)
             num_steps = 0
         context = sum(request.num_context_tokens for request in requests)
         self._times = self.cost.times(
-            len(requests), context / len(requests), is_greedy=size[1]
+            len(requests), context / len(requests), traits.is_greedy
         )
         optimism = self.options.exploration.optimism
         keep = () if self.plan is None else (self.plan.depth,)
@@ -432,11 +431,11 @@ class GoodputController:
         is_news |= before is None or before.depth != self.plan.depth
         self._replan_steps = self._steps_until_replan(is_news)
 
-    def _enter(self, size: _Size) -> None:
-        """Go on for batches of a size as they were left."""
-        self._planned_size = size
-        if size not in self._habits:
-            self._habits[size] = Habit(self.plan)
+    def _enter(self, traits: BatchTraits) -> None:
+        """Go on for batches of a kind as they were left."""
+        self._planned_for = traits
+        if traits not in self._habits:
+            self._habits[traits] = Habit(self.plan)
             self.budget.be_curious()
         was_off, self.plan = self._is_off, self._habit.plan
         if self._is_off and not was_off:

@@ -4,9 +4,11 @@ The best of many estimates is mostly the luckiest, so another plan must promise 
 than a little, or decisions would thrash.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
+from vllm_mtp.control.cost import request_bucket
 from vllm_mtp.control.planner import Plan
 
 DRAFTING_PREMIUM = 0.02
@@ -57,18 +59,40 @@ class Reluctance:
         return margin * (1.0 + min(self.num_resumed, _MAX_RELUCTANCE))
 
 
+class BatchTraits(NamedTuple):
+    """What is known of a batch before anything is drafted for it."""
+
+    size: int
+    """Bucket of its requests."""
+    is_greedy: bool
+    """None of its requests is sampled."""
+    constrained: frozenset[bool]
+    """Whether its requests are constrained; both if only some are."""
+
+    @classmethod
+    def of(
+        cls, are_greedy: Collection[bool], are_constrained: Iterable[bool]
+    ) -> "BatchTraits":
+        """Of these requests, at least one."""
+        return cls(
+            request_bucket(len(are_greedy)), all(are_greedy), frozenset(are_constrained)
+        )
+
+
 class Habit:
-    """What was decided last for batches of one size.
+    """What was decided last for batches of one kind.
 
     In a batch that ends, a single request is left for a few steps, and drafting for one
     pays where for several it does not: neither the change nor the way back says
-    anything about what is accepted.
+    anything about what is accepted. Nor does it where code is followed by JSON: with
+    one habit for both, each of them began as the other had ended, and where that went
+    back and forth every 32 steps, drafting lost 6 %.
     """
 
     __slots__ = ("lost_steps", "plan", "reluctance")
 
     def __init__(self, plan: Plan | None) -> None:
-        """Begin as for batches of another size.
+        """Begin as for batches of another kind.
 
         Args:
             plan: In use for those; None at the very start.

@@ -47,10 +47,13 @@ steps, with savings for a dozen probes and one probe every 128 steps."""
 _OFF_AGAIN_STEPS = 8
 """Or drafting would not be seen while K = 0 seems as good and costs nothing to try."""
 _TRIAL_STEPS = 16
+_TRIAL_STEPS_OF_SEVERAL = 8
+"""Of a batch, which shows that much of each of its requests. One that fails costs two
+steps of 16 requests where it is twice as long."""
 _TRIAL_STEP_PRICE = 0.25
 _MAX_TRIAL_STEP_PRICE = 0.04
 """Of a single look's price, and of a step: where a step with drafts is expected to lose
-no more, drafting is tried for so many in a row. For the price of a few looks they show
+no more, drafting is tried for a while. For the price of a few looks they show
 many tokens of every request, and later and later ones, where single looks most often
 see the first (of some texts 45 % were accepted at first and 70 % after twenty)."""
 _TRIAL_FAILED = 0.93
@@ -369,7 +372,9 @@ class Probing:
         good = [p for p in drafting if p.goodput >= least]
         # The shortest: later positions are what is known least of.
         chosen = min(good, key=lambda p: (p.depth, -p.goodput), default=None)
-        return chosen and Probe(chosen, num_steps=_TRIAL_STEPS)
+        is_alone = len(now.requests) == 1
+        num_steps = _TRIAL_STEPS if is_alone else _TRIAL_STEPS_OF_SEVERAL
+        return chosen and Probe(chosen, num_steps=num_steps)
 
     def _look(self, others: Sequence[Plan], now: Situation) -> Probe | None:
         """The cheapest way to see from K = 0 whether anything is accepted."""

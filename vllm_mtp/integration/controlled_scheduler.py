@@ -12,7 +12,7 @@ only for steps that may draft: the controller says so beforehand.
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -122,6 +122,19 @@ def _for_others(
     return replace(rule, chances=others)
 
 
+class _Batch(NamedTuple):
+    """Who does what in a step."""
+
+    next_decoding: list[DecodeRequest]
+    """Those that decode in the next step, too."""
+    without_draft: list[str]
+    """Those that decode in this step and have no draft tokens verified."""
+    num_decoding: int
+    num_prefill_tokens: int
+    num_context_tokens: int
+    """Of those that decode in this step."""
+
+
 class ControlledScheduler(Scheduler):
     """What the sync and the async scheduler have in common."""
 
@@ -198,8 +211,8 @@ class ControlledScheduler(Scheduler):
         if self._unseen is not None:
             self._unseen.forget(request_id)
 
-    def _close_step(self, scheduler_output: SchedulerOutput) -> int:
-        """Decide about a step and note what is known of it; returns its depth."""
+    def _batch_of(self, scheduler_output: SchedulerOutput) -> _Batch:
+        """Sort out who does what in a step that was just scheduled."""
         next_decoding: list[DecodeRequest] = []
         without_draft: list[str] = []
         num_decoding = num_prefill_tokens = num_context_tokens = 0
@@ -229,6 +242,18 @@ class ControlledScheduler(Scheduler):
                         traits.is_constrained,
                     )
                 )
+        return _Batch(
+            next_decoding,
+            without_draft,
+            num_decoding,
+            num_prefill_tokens,
+            num_context_tokens,
+        )
+
+    def _close_step(self, scheduler_output: SchedulerOutput) -> int:
+        """Decide about a step and note what is known of it; returns its depth."""
+        batch = self._batch_of(scheduler_output)
+        next_decoding, without_draft = batch.next_decoding, batch.without_draft
         if self.metrics is not None and without_draft:
             self.metrics.decoding_without_draft(without_draft, self._switched_off)
         decision = self._decide(next_decoding)
@@ -243,9 +268,9 @@ class ControlledScheduler(Scheduler):
         step = ScheduledStep(
             len(scheduler_output.num_scheduled_tokens),
             scheduler_output.total_num_scheduled_tokens,
-            num_decoding,
-            num_prefill_tokens,
-            num_context_tokens,
+            batch.num_decoding,
+            batch.num_prefill_tokens,
+            batch.num_context_tokens,
             depth,
             caught_up.num_tokens,
             all(request.is_greedy for request in next_decoding),

@@ -413,11 +413,6 @@ SEAMS: tuple[Seam, ...] = (
     # Drafts of sampled and of structured requests (draft_sampling_v1, grammar_v1.py)
     Seam(
         "v1",
-        "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
-        ("logits", "k", "p"),
-    ),
-    Seam(
-        "v1",
         "vllm.v1.structured_output.StructuredOutputManager.grammar_init",
         ("request",),
     ),

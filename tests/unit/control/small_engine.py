@@ -34,6 +34,9 @@ class SmallEngine:
     compares_drafts: bool = False
     draws_drafts: bool = False
     """Requests are sampled, and a comparison would say nothing."""
+    is_constrained: bool = False
+    wave: int = 0
+    """Part of the requests' names: another number makes them other requests."""
     rests: bool = False
     """As the scheduler does: up to eight steps without a decision."""
     num_rested: int = 0
@@ -43,15 +46,17 @@ class SmallEngine:
 
     def requests(self) -> list[DecodeRequest]:
         pins = self.pins or [None] * len(self.acceptance)
+        names = [f"r{i}" + f".{self.wave}" * (self.wave > 0) for i in range(len(pins))]
         return [
             DecodeRequest(
-                f"r{i}",
+                name,
                 self.context_tokens,
                 not self.draws_drafts,
                 pin,
-                self.unseen.get(f"r{i}", 0),
+                self.unseen.get(name, 0),
+                self.is_constrained,
             )
-            for i, pin in enumerate(pins)
+            for name, pin in zip(names, pins, strict=True)
         ]
 
     def run(self, num_steps: int, catch_up_token_s: float = 0.0) -> "SmallEngine":

@@ -226,10 +226,10 @@ def test_a_trial_is_for_the_whole_batch() -> None:
     engine.seconds = lambda tokens, depth: 0.02 * (1 + 0.32 * tokens + 0.2 * depth)
     engine.run(1500)
     is_tried = [d.reason == "probe" and d.draft_depth > 0 for d in engine.decisions]
-    trials = [i for i in range(400, 1484) if all(is_tried[i : i + 16])]
+    trials = [i for i in range(400, 1492) if all(is_tried[i : i + 8])]
     assert len(trials) > 3
     for first in trials:
-        for decision in engine.decisions[first : first + 16]:
+        for decision in engine.decisions[first : first + 8]:
             assert set(decision.num_draft_tokens.values()) == {1}
 
 
@@ -604,6 +604,21 @@ def test_the_end_of_a_batch_changes_nothing_for_the_next() -> None:
     assert controller.num_switches - switches < 6
 
 
+def test_constrained_requests_do_not_begin_as_free_ones_ended() -> None:
+    """Code, then JSON, over and over: each goes on as the last of its kind."""
+    engine = SmallEngine(GoodputController(K_MAX), [], compares_drafts=True)
+    depths: dict[bool, list[int]] = {True: [], False: []}
+    for wave in range(1, 25):
+        engine.wave, engine.is_constrained = wave, wave % 2 == 0
+        engine.acceptance = [0.02 if engine.is_constrained else 0.9] * 4
+        first = len(engine.decisions)
+        engine.run(32)
+        if wave > 8:
+            depths[engine.is_constrained] += engine.depths(first)
+    assert sum(depth == 0 for depth in depths[True]) > 0.95 * len(depths[True])
+    assert sum(depth > 2 for depth in depths[False]) > 0.95 * len(depths[False])
+
+
 @pytest.mark.parametrize(
     ("acceptance", "row_cost", "is_far"), [(0.01, 0.6, True), (0.3, 0.3, False)]
 )
@@ -615,19 +630,28 @@ def test_it_looks_less_often_where_drafting_is_far_from_paying(
     def near_s(tokens_per_request: float, depth: int) -> float:
         return 0.01 * (1.0 + row_cost * tokens_per_request + 0.05 * depth)
 
-    controller = GoodputController(K_MAX)
-    engine = SmallEngine(controller, [acceptance] * 8, near_s).run(600)
     known: list[bool] = []
-    earn = controller.budget.earn
+    for seed in range(3):
+        controller = GoodputController(K_MAX)
+        engine = SmallEngine(
+            controller, [acceptance] * 8, near_s, rng=random.Random(seed)
+        ).run(600)
+        monkeypatch.setattr(
+            controller.budget, "earn", noting_is_far(controller.budget.earn, known)
+        )
+        engine.run(400)
+    share = statistics.fmean(known)
+    assert share > 0.9 if is_far else share < 0.1
+
+
+def noting_is_far(earn: Callable[..., None], known: list[bool]) -> Callable[..., None]:
+    """``earn`` that also writes down what it is told."""
 
     def earn_and_note(is_comparing: bool = False, is_far: bool = False) -> None:
         known.append(is_far)
         earn(is_comparing, is_far)
 
-    monkeypatch.setattr(controller.budget, "earn", earn_and_note)
-    engine.run(400)
-    share = statistics.fmean(known)
-    assert share > 0.9 if is_far else share < 0.1
+    return earn_and_note
 
 
 @pytest.mark.parametrize("is_short", [True, False])
