@@ -352,14 +352,18 @@ class CostModel:
     ) -> float:
         """By how much beliefs about drafts are wrong; 0 if too few steps say so.
 
-        Not of plain steps: what they take is the level.
+        Not of plain steps: what they take is the level. One that takes what it should,
+        right after drafts that did not, says that it is not the machine.
         """
-        if pending.features == self._uniform(0, 0):
-            block.num_wrong = 0
-            return 0.0
         expected, doubt = block.times.relative(pending.features)
         error = typical - expected
         usual = math.hypot(doubt * expected, noise * typical)
+        if pending.features == self._uniform(0, 0):
+            if abs(error) > _WRONG_DEVIATIONS * usual:
+                block.num_wrong = 0
+            elif block.num_wrong:
+                block.num_wrong += int(math.copysign(1, block.num_wrong))
+            return 0.0
         if abs(error) <= max(_WRONG_DEVIATIONS * usual, _WRONG_SHARE * expected):
             block.num_wrong = 0
             return 0.0

@@ -111,6 +111,25 @@ def test_steps_that_take_ten_times_as_long_hardly_matter(seed: int) -> None:
     assert learned(model) == pytest.approx(TRUE_S, rel=0.03)
 
 
+def test_dear_drafts_among_plain_steps_are_believed_within_a_few() -> None:
+    """The first steps of 16 requests on an EPYC, where rows cost in proportion.
+
+    Probes follow each other with plain steps between them, so that steps with drafts
+    are never many in a row. But plain steps that take what they should say that the
+    machine is not to blame.
+    """
+    model = CostModel(8)
+    recorded = [
+        *((4, 0, 214), (0, 0, 59), (3, 3, 215), (3, 1, 186), (1, 1, 135), (1, 0, 114)),
+        *((0, 0, 65), (4, 4, 257), (4, 0, 210), (0, 0, 70), (3, 3, 216), (3, 0, 200)),
+    ]
+    for length, depth, milliseconds in recorded:
+        model.observe(outcome([length] * 16, depth, 1e-3 * milliseconds))
+    times = model.times(16, 500)
+    assert times.uniform(3, 3).seconds > 0.75 * 0.215
+    assert times.uniform(4, 4).seconds > 0.75 * 0.25
+
+
 def test_a_first_step_ten_times_too_long_is_outgrown() -> None:
     model = CostModel(K_MAX)
     teach_cpu(model, random.Random(4), 200, lambda step: 10.0 if step == 0 else 1.0)
