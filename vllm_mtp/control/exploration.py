@@ -120,7 +120,7 @@ class ExplorationBudget:
         if is_pressing or self.steps_since_probe >= self.options.overdue_steps:
             floor = -self.options.max_saved_steps
         # Looks on credit must not be paid for by drafting on at a loss: while a debt
-        # was earned back K = 0 was not tried, and drafting that lost 11 % and was
+        # was earned back K = 0 was not tried, and drafting that lost a tenth and was
         # thought to lose nothing went on.
         # What can never be saved is granted once all that can be is, and paid back
         # later: a state that only a dear probe can end would last for ever.

@@ -86,7 +86,7 @@ class Habit:
     pays where for several it does not: neither the change nor the way back says
     anything about what is accepted. Nor does it where code is followed by JSON: with
     one habit for both, each of them began as the other had ended, and where that went
-    back and forth every 32 steps, drafting lost 6 %.
+    back and forth every 32 steps, a fifth of those with JSON had drafts for nothing.
     """
 
     __slots__ = ("lost_steps", "plan", "reluctance")

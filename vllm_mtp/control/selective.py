@@ -129,8 +129,8 @@ def _mixed_s(times: ExpectedTimes, rows: float, depth: int) -> float:
 
     Some verify none and some as many for all, so it is a mean of those times, too.
     That of few rows alone, which is met seldom and believed to be anything, was 40 ms
-    where no rows took 43 and one of each request 52: drafting promised 10 % more than
-    it kept, and lost 17 %.
+    where no rows took 43 and one of each request 52, and drafting promised 10 % more
+    than it kept.
     """
     fewer = min(int(rows), depth - 1)
     low, high = (times.mixed(k, depth).seconds for k in (fewer, fewer + 1))
