@@ -54,11 +54,15 @@ def test_the_parts_of_a_group_accept_in_the_mean_what_it_does() -> None:
     assert split(group._replace(offsets=())) == [(2, group.survival)]
 
 
-def times_of(mixed_row: float) -> ExpectedTimes:
-    """Steps of 10 ms; a row of every request takes ``mixed_row`` of that more."""
+def times_of(mixed_row: float, dip: float = 0.0) -> ExpectedTimes:
+    """Steps of 10 ms; a row of every request takes ``mixed_row`` of that more.
+
+    Half a row is believed to take ``dip`` less.
+    """
     layout = Layout(K_MAX)
     uniform = [1.0 + mixed_row * k for k in range(K_MAX + 1)]
     mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
+    mixed[1] -= dip
     nothing = np.zeros((layout.size, layout.size))
     shape = Shape([*uniform, *mixed, 0.0, 0.0, 0.0], nothing, nothing)
     return ExpectedTimes(layout, StepTimes(shape), 0.01)
@@ -79,6 +83,16 @@ def test_only_what_is_worth_its_price_is_verified(num_requests: int) -> None:
     dear = selective_plan([group], uniform, [0.0, 0.99], times_of(0.4))
     assert dear.tokens == num_requests
     assert dear.seconds == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("dip", [0.3, -0.3])
+def test_half_a_row_takes_no_less_than_a_mean_of_none_and_one(dip: float) -> None:
+    """What is believed of it alone may be luck, for which a rule would be chosen."""
+    offsets = [-2 * math.log(19), -2 * math.log(19), 0.0, 0.0]
+    group = Group(4, [0.5], [0.5], offsets)
+    uniform = Plan(1, 0.0, 6.0, 0.014, 6.0 / 0.014)
+    plan = selective_plan([group], uniform, [0.0, 0.4], times_of(0.4, dip))
+    assert plan.seconds == pytest.approx(0.012 if dip > 0 else 0.015)
 
 
 class ScoredEngine:
