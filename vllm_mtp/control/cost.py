@@ -47,7 +47,8 @@ _FIRST_STEPS = 20
 disturbed one."""
 _WRONG_DEVIATIONS, _WRONG_SHARE, _WRONG_STEPS = 3.0, 0.6, 5
 """So many steps in a row that are off by so many deviations, and by so much of what was
-expected, show that it is wrong. Less may be a neighbour of this machine: when two steps
+expected, show that it is wrong; plain steps among them count if they take what they
+should. Less may be a neighbour of this machine: when two steps
 were enough, drafting was believed to be dear after a burst of slow steps, was given up,
 and therefore never seen to be cheap again."""
 _VISITS_WITHOUT_PLAIN = 48
@@ -130,7 +131,8 @@ class _Block:
         self.has_plain_steps = False
         """A step that neither drafts nor verifies was seen."""
         self.num_wrong = 0
-        """Steps in a row that took far more than expected, or far less (negative)."""
+        """Steps in a row that took far more than expected, or far less (negative), and
+        plain ones among them that did not."""
         self.aged_at = now_step
         """Step up to which time has made everything uncertain."""
 
@@ -355,14 +357,17 @@ class CostModel:
         Not of plain steps: what they take is the level. One that takes what it should,
         right after drafts that did not, says that it is not the machine.
         """
+        is_plain = pending.features == self._uniform(0, 0)
+        if is_plain and not block.num_wrong:
+            return 0.0
         expected, doubt = block.times.relative(pending.features)
         error = typical - expected
         usual = math.hypot(doubt * expected, noise * typical)
-        if pending.features == self._uniform(0, 0):
+        if is_plain:
             if abs(error) > _WRONG_DEVIATIONS * usual:
                 block.num_wrong = 0
-            elif block.num_wrong:
-                block.num_wrong += int(math.copysign(1, block.num_wrong))
+            else:
+                block.num_wrong += 1 if block.num_wrong > 0 else -1
             return 0.0
         if abs(error) <= max(_WRONG_DEVIATIONS * usual, _WRONG_SHARE * expected):
             block.num_wrong = 0

@@ -117,11 +117,11 @@ class ExplorationBudget:
         if not is_free and self.steps_since_probe < pause:
             return False
         floor = -self.options.max_debt_steps if self.is_urgent else 0.0
-        if is_pressing or self.steps_since_probe >= self.options.overdue_steps:
-            floor = -self.options.max_saved_steps
         # Looks on credit must not be paid for by drafting on at a loss: while a debt
         # was earned back K = 0 was not tried, and drafting that lost a tenth and was
         # thought to lose nothing went on.
+        if is_pressing or self.steps_since_probe >= self.options.overdue_steps:
+            floor = -self.options.max_saved_steps
         # What can never be saved is granted once all that can be is, and paid back
         # later: a state that only a dear probe can end would last for ever.
         return (

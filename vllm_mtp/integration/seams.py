@@ -410,7 +410,7 @@ SEAMS: tuple[Seam, ...] = (
         "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_native",
         ("logits", "generators", "k", "p"),
     ),
-    # Drafts of sampled and of structured requests (draft_sampling_v1, grammar_v1.py)
+    # Drafts of structured requests (grammar_v1.py)
     Seam(
         "v1",
         "vllm.v1.structured_output.StructuredOutputManager.grammar_init",

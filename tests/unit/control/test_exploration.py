@@ -170,6 +170,16 @@ def test_a_look_that_is_overdue_is_granted_on_credit_within_limits() -> None:
     assert spent <= 1000 * OPTIONS.comparing_fraction + OPTIONS.max_saved_steps
 
 
+def test_a_pressing_probe_is_granted_on_credit_within_limits() -> None:
+    """Not drafting is tried, whatever looks have cost before."""
+    budget = past_grant()
+    budget.saved_steps = -0.5
+    assert not budget.can_pay(0.1)
+    assert budget.can_pay(0.1, is_pressing=True)
+    budget.saved_steps = -OPTIONS.max_saved_steps
+    assert not budget.can_pay(0.1, is_pressing=True)
+
+
 def test_after_a_surprise_nothing_is_announced() -> None:
     budget = past_grant()
     budget.pay(budget.saved_steps)
