@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm.config.compilation import CUDAGraphMode
 
-from vllm_mtp.integration.controlled_scheduler import _allowed_depths, _max_graph_rows
+from vllm_mtp.integration.controllers import allowed_depths, max_graph_rows
 
 
 def config(mode: CUDAGraphMode, is_v2: bool = True, **compilation: Any) -> Any:
@@ -40,5 +40,5 @@ def config(mode: CUDAGraphMode, is_v2: bool = True, **compilation: Any) -> Any:
 def test_it_follows_the_graphs_of_decode_steps(
     config: Any, rows: int, has_tiers: bool
 ) -> None:
-    assert _max_graph_rows(config) == rows
-    assert (_allowed_depths(config) is not None) == has_tiers
+    assert max_graph_rows(config) == rows
+    assert (allowed_depths(config) is not None) == has_tiers

@@ -16,11 +16,11 @@ layers caught up on what they missed teach the price of catching up and nothing 
 
 import math
 import statistics
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
+from vllm_mtp.control.batch_kind import BatchKind, kind_of
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.jumps import Jumps, mean_variance
 from vllm_mtp.control.step_times import (
     CostPrior,
@@ -31,9 +31,6 @@ from vllm_mtp.control.step_times import (
     prior_shape,
 )
 from vllm_mtp.records import StepOutcome
-
-_MAX_REQUESTS = 4096
-_CONTEXT_BOUNDS = (1024, 4096, 16384, 65536)
 
 _HALF_LIFE_STEPS = 10000.0
 """Of what is known about a kind of step that is never visited again."""
@@ -61,36 +58,6 @@ batch, sampled ones were drafted for at a loss of 13 %, and greedy ones, after t
 where that gains 12 %."""
 _MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
 """What took less or more is no step: the clock jumped, or the machine slept."""
-
-
-class BatchKind(NamedTuple):
-    """Batches whose steps are believed to take the same."""
-
-    num_requests: int
-    """Bound of a bucket."""
-    context_bucket: int
-    is_greedy: bool
-    """None is sampled."""
-
-
-@cache
-def request_bucket(num_requests: int) -> int:
-    """Smallest bucket bound >= ``num_requests``: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
-    if num_requests <= 4:
-        return max(num_requests, 1)
-    bound = 4
-    while 2 * bound < min(num_requests, _MAX_REQUESTS):
-        bound *= 2
-    return 3 * bound // 2 if num_requests <= 3 * bound // 2 else 2 * bound
-
-
-def context_bucket(tokens_per_request: float) -> int:
-    """Index of the bucket of a mean context length."""
-    return bisect_right(_CONTEXT_BOUNDS, tokens_per_request)
-
-
-def _kind(num_requests: int, context: float, is_greedy: bool) -> BatchKind:
-    return BatchKind(request_bucket(num_requests), context_bucket(context), is_greedy)
 
 
 class _Pending:
@@ -141,59 +108,6 @@ class _Block:
         return 1.0 + self.slope * (num_requests / self.num_requests - 1.0)
 
 
-class ExpectedTimes:
-    """Expected step times of one batch, as of now."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        times: StepTimes,
-        scale_s: float,
-        guesses_plain: bool = False,
-    ) -> None:
-        self.guesses_plain = guesses_plain
-        """What steps without drafts take is a guess, after many steps with them."""
-        self._layout, self._times, self._scale_s = layout, times, scale_s
-        self._cache: dict[tuple[float, int, bool], Estimate] = {}
-
-    def uniform(self, draft_length: int, depth: int) -> Estimate:
-        """Of a step that verifies ``draft_length`` tokens of every request."""
-        key = (draft_length, depth, True)
-        if key not in self._cache:
-            self._cache[key] = self._of(self._layout.uniform(draft_length, depth))
-        return self._cache[key]
-
-    def mixed(self, draft_tokens: float, depth: int) -> Estimate:
-        """Of a step that verifies so many tokens per request in the mean."""
-        key = (draft_tokens, depth, False)
-        if key not in self._cache:
-            self._cache[key] = self._of(self._layout.mixed(draft_tokens, depth))
-        return self._cache[key]
-
-    def undrafted(self, draft_tokens: float, is_uniform: bool) -> Estimate:
-        """Of a step that verifies so many tokens per request and drafts none.
-
-        Args:
-            draft_tokens: The mean over the requests.
-            is_uniform: All have equally many.
-        """
-        layout = self._layout
-        if is_uniform:
-            features = layout.uniform(round(draft_tokens), 0)
-        else:
-            features = layout.mixed(draft_tokens, 0)
-        return self._of(layout.undrafted(features))
-
-    def mixed_curve(self, depth: int) -> list[float]:
-        """Expected seconds at 0, 1/2, 1, ... draft tokens per request."""
-        tiers = self._times.mixed_tiers(self._layout, depth)
-        return [self._scale_s * relative for relative in tiers]
-
-    def _of(self, features: Sequence[float]) -> Estimate:
-        relative, deviation = self._times.relative(features)
-        return Estimate(relative * self._scale_s, deviation)
-
-
 class CostModel:
     """Learns step times, answers with expected ones for any decision."""
 
@@ -228,7 +142,7 @@ class CostModel:
             is_greedy: None of them is sampled.
         """
         self._learn_pending()
-        block = self._block(_kind(num_requests, context_per_request, is_greedy))
+        block = self._block(kind_of(num_requests, context_per_request, is_greedy))
         scale_s = block.times.scale_s or 1.0
         guesses_plain = (
             not block.has_plain_steps and block.num_visits >= _VISITS_WITHOUT_PLAIN
@@ -252,7 +166,7 @@ class CostModel:
         if num_requests <= 0 or outcome.num_scheduled_tokens < num_requests:
             return
         context = outcome.num_context_tokens / num_requests
-        key = _kind(num_requests, context, outcome.is_greedy)
+        key = kind_of(num_requests, context, outcome.is_greedy)
         block = self._block(key)
         features = self._features(outcome)
         if outcome.num_catch_up_tokens:

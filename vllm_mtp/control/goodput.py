@@ -18,16 +18,18 @@ Deterministic: the same calls give the same decisions, on every rank.
 """
 
 import math
-from collections import Counter
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from vllm_mtp.control.backlog import Backlog
-from vllm_mtp.control.cost import CostModel, ExpectedTimes, request_bucket
+from vllm_mtp.control.batch_kind import request_bucket
+from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.draft_lengths import DraftLengths, items
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.exploration import ExplorationOptions
-from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
+from vllm_mtp.control.grouping import grouped
+from vllm_mtp.control.planner import Batch, Plan, plans
 from vllm_mtp.control.preference import (
     BatchTraits,
     Habit,
@@ -133,6 +135,8 @@ class GoodputController:
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
+        self._seen_traits: BatchTraits | None = None
+        """Its own."""
         self._backlog = Backlog()
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
@@ -161,7 +165,7 @@ class GoodputController:
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
         ids, _, are_greedy, pins, _, are_constrained = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
-        traits = BatchTraits.of(are_greedy, are_constrained)
+        traits = self._seen_traits = BatchTraits.of(are_greedy, are_constrained)
         if self.plan is None or traits != self._planned_for:
             self.probing.stop()
             self._replan()
@@ -396,10 +400,8 @@ class GoodputController:
     def _replan(self) -> None:
         requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
-        traits = BatchTraits.of(
-            [request.is_greedy for request in requests],
-            [request.is_constrained for request in requests],
-        )
+        traits = self._seen_traits
+        assert traits is not None
         is_news = traits != self._planned_for
         if is_news:
             self._enter(traits)
@@ -454,36 +456,14 @@ class GoodputController:
         return min(2 * max(self._replan_steps, 4), self.options.max_replan_steps)
 
     def _batch(self, requests: Sequence[DecodeRequest]) -> Batch:
-        survival, optimism = self.survival, self.options.exploration.optimism
-        num_known = self.plan.depth if self.plan else 0
         may_split = self._may_stop(len(requests)) and len(requests) <= MAX_SPLIT
-        free: Counter[int] = Counter()
-        pinned: Counter[tuple[int, int]] = Counter()
-        if len(survival.class_of) > 2 * len(requests) + 256:
-            survival.keep_only(request.request_id for request in requests)
-        for request in requests:
-            class_id = survival.see(request)
-            if request.pinned_draft_length is None:
-                free[class_id] += 1
-            else:
-                length = self._bounded(request.pinned_draft_length)
-                pinned[class_id, length] += 1
-        return Batch(
-            [
-                Group(
-                    count,
-                    survival.survival_of_class(class_id),
-                    survival.optimistic_survival_of_class(
-                        class_id, optimism, num_known
-                    ),
-                    survival.confidence_offsets(class_id) if may_split else (),
-                )
-                for class_id, count in free.items()
-            ],
-            [
-                PinnedGroup(count, length, survival.survival_of_class(class_id))
-                for (class_id, length), count in pinned.items()
-            ],
+        return grouped(
+            requests,
+            self.survival,
+            bounded=self._bounded,
+            optimism=self.options.exploration.optimism,
+            num_known=self.plan.depth if self.plan else 0,
+            may_split=may_split,
         )
 
     def _preferred(self, found: list[Plan]) -> Plan:

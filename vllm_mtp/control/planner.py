@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 
 _MAX_BOLDNESS = 0.6
 """Most by which optimism may shorten an expected time, as a fraction."""

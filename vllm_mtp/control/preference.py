@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import request_bucket
+from vllm_mtp.control.batch_kind import request_bucket
 from vllm_mtp.control.planner import Plan
 
 DRAFTING_PREMIUM = 0.02

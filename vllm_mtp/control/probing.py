@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vllm_mtp.control.catching_up import most_caught_up_now
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.preference import DRAFTING_PREMIUM

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import log_odds, logistic
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.planner import Batch, Group, Plan
 from vllm_mtp.control.stopping import prices
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DraftChances, StopRule

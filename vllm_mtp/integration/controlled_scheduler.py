@@ -21,13 +21,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
-from vllm_mtp.control.factory import common_depth, make_controller
-from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration import pause
-from vllm_mtp.integration.draft_sampling import draws_drafts, judges_drafts
-from vllm_mtp.integration.early_stop import may_stop_early
+from vllm_mtp.integration.controllers import controller_of
+from vllm_mtp.integration.request_traits import RequestTraits
 from vllm_mtp.integration.resting_steps import RestingSteps
 from vllm_mtp.integration.scheduled_steps import (
     CaughtUp,
@@ -35,7 +32,6 @@ from vllm_mtp.integration.scheduled_steps import (
     StepOutcomes,
     UnseenCounts,
 )
-from vllm_mtp.integration.settings import settings_of, trace_header, trace_path
 from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
 from vllm_mtp.integration.vocabulary_news import news_of
 from vllm_mtp.records import (
@@ -45,71 +41,6 @@ from vllm_mtp.records import (
     StepOutcome,
     StopRule,
 )
-from vllm_mtp.request_options import pinned_draft_length
-
-_GREEDY_TEMPERATURE = 1e-5
-"""Below it vLLM samples greedily."""
-
-
-def _controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
-    own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
-    depths = _allowed_depths(vllm_config)
-    controller = make_controller(
-        own,
-        bound,
-        depths,
-        max_graph_rows=_max_graph_rows(vllm_config),
-        compares_drafts=compares_drafts,
-        draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
-        stops_early=may_stop_early(vllm_config),
-    )
-    if own.trace_path is None:
-        return controller
-    path = trace_path(own.trace_path, vllm_config)
-    return TracingController(controller, path, trace_header(vllm_config), bound)
-
-
-def _allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
-    """Depths that ranks agree on, or that have CUDA graphs; None for all."""
-    bound = vllm_config.num_speculative_tokens
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        return common_depth(bound)
-    return graph_tiers(bound) if _has_full_graphs(vllm_config) else None
-
-
-def _has_full_graphs(vllm_config: Any) -> bool:
-    """Whether steps of equal draft lengths are replayed whole."""
-    mode = vllm_config.compilation_config.cudagraph_mode
-    return bool(vllm_config.use_v2_model_runner and mode.has_full_cudagraphs())
-
-
-def _max_graph_rows(vllm_config: Any) -> int:
-    """Rows of the longest step that only equal draft lengths can make a graph."""
-    compilation = vllm_config.compilation_config
-    mixed_mode = compilation.cudagraph_mode.mixed_mode()
-    if not _has_full_graphs(vllm_config) or mixed_mode.has_full_cudagraphs():
-        return 0
-    return int(compilation.max_cudagraph_capture_size or 0)
-
-
-class _RequestTraits:
-    """What does not change during a request's life."""
-
-    __slots__ = ("is_constrained", "is_greedy", "pinned_draft_length")
-
-    def __init__(self, request: Any, max_draft_length: int) -> None:
-        params = request.sampling_params
-        self.is_greedy = params is None or params.temperature < _GREEDY_TEMPERATURE
-        self.is_constrained = request.use_structured_output or (
-            params is not None and params.allowed_token_ids is not None
-        )
-        # Validated when the request came in.
-        pin = pinned_draft_length(params and params.extra_args, max_draft_length)
-        if pin is None and not self.is_greedy and params.seed is not None:
-            # How random numbers are used up depends on the draft length, and that on
-            # the clock: only without drafts does a seed mean the same text again.
-            pin = 0
-        self.pinned_draft_length = pin
 
 
 def _for_others(
@@ -145,7 +76,7 @@ class ControlledScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         is_async = isinstance(self, AsyncScheduler)
         # Where scheduling is async drafts do not come back to be compared.
-        self.controller = _controller_of(self.vllm_config, not is_async)
+        self.controller = controller_of(self.vllm_config, not is_async)
         self._outcomes = StepOutcomes(is_async and not current_platform.is_cpu())
         self._resting = RestingSteps()
         self._ends_resting_step = False
@@ -156,7 +87,7 @@ class ControlledScheduler(Scheduler):
         """Requests whose drafts of this step are made without all of their KV."""
         self._stop_rule: StopRule | None = None
         """Of the step that was scheduled last."""
-        self._traits: dict[str, _RequestTraits] = {}
+        self._traits: dict[str, RequestTraits] = {}
         self._pinned: set[str] = set()
         """Requests that fix a draft length above 0."""
         self._switched_off: set[str] = set()
@@ -301,10 +232,10 @@ class ControlledScheduler(Scheduler):
                 self._unseen.rest(num_rows_of)
         return CaughtUp(0, frozenset())
 
-    def _traits_of(self, request: Any) -> _RequestTraits:
+    def _traits_of(self, request: Any) -> RequestTraits:
         traits = self._traits.get(request.request_id)
         if traits is None:
-            traits = _RequestTraits(request, self.num_spec_tokens)
+            traits = RequestTraits(request, self.num_spec_tokens)
             self._traits[request.request_id] = traits
             if traits.pinned_draft_length:
                 self._pinned.add(request.request_id)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_mtp.acceptance import survival
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.planner import Batch, Group, PinnedGroup, Plan, plans
 from vllm_mtp.control.step_times import Layout, Shape, StepTimes
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.goodput import GoodputController, GoodputOptions
 from vllm_mtp.control.planner import Group, Plan
 from vllm_mtp.control.selective import selective_plan, split, spread_around

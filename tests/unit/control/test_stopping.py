@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.control.small_engine import SmallEngine, line_s
-from vllm_mtp.control.cost import ExpectedTimes
+from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.goodput import GoodputController, GoodputOptions
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.step_times import Layout, Shape, StepTimes

@@ -1,0 +1,246 @@
+"""Seams of Model Runner V1."""
+
+from vllm_mtp.integration.seam import Seam
+
+_V1 = "vllm.v1.spec_decode."
+_PROPOSER = _V1 + "llm_base_proposer.SpecDecodeBaseProposer."
+_PROCESSORS = "vllm.v1.sample.logits_processor.builtin."
+_LAYERS = "vllm.model_executor.layers."
+
+V1: tuple[Seam, ...] = (
+    # Resting steps (resting_v1.py)
+    Seam("v1", "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens"),
+    # Weights in 8 bits (rounded_weights.py)
+    Seam(
+        "v1",
+        "vllm.model_executor.kernels.linear.init_int8_linear_kernel",
+        (
+            "is_channelwise",
+            "is_static_input_scheme",
+            "input_symmetric",
+            "module_name",
+        ),
+    ),
+    Seam(
+        "v1",
+        _LAYERS + "quantization.base_config.QuantizationConfig.get_quant_method",
+        ("layer", "prefix"),
+    ),
+    Seam("v1", _PROPOSER + "_create_draft_vllm_config"),
+    # Draft vocabulary (draft_vocab_v1.py); execute_model: resting_v1.py, too
+    Seam("v1", _PROPOSER + "load_model", ("target_model",)),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner.execute_model",
+        ("scheduler_output",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample",
+        ("logits", "spec_decode_metadata"),
+    ),
+    Seam("v1", "vllm.v1.outputs.SamplerOutput", ("sampled_token_ids",)),
+    # Model Runner V1 (proposer_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens",
+        ("grammar_output",),
+    ),
+    Seam("v1", _V1 + "eagle.EagleProposer", ("vllm_config", "device", "runner")),
+    Seam("v1", _V1 + "gemma4.Gemma4Proposer", ("vllm_config", "device", "runner")),
+    Seam("v1", _V1 + "step3p5.Step3p5MTPProposer", ("vllm_config", "device", "runner")),
+    Seam(
+        "v1",
+        _PROPOSER + "prepare_next_token_ids_padded",
+        (
+            "sampled_token_ids",
+            "requests",
+            "gpu_input_batch",
+            "discard_request_mask",
+        ),
+    ),
+    Seam(
+        "v1",
+        _PROPOSER + "prepare_inputs_padded",
+        (
+            "common_attn_metadata",
+            "spec_decode_metadata",
+            "valid_sampled_tokens_count",
+        ),
+    ),
+    Seam(
+        "v1",
+        _PROPOSER + "propose",
+        (
+            "num_speculative_tokens",
+            "target_token_ids",
+            "target_positions",
+            "target_hidden_states",
+            "next_token_ids",
+            "token_indices_to_sample",
+            "common_attn_metadata",
+            "sampling_metadata",
+            "num_rejected_tokens_gpu",
+        ),
+    ),
+    Seam(
+        "v1",
+        _PROPOSER + "_update_positions_dependent_metadata",
+        ("positions", "common_attn_metadata"),
+    ),
+    Seam("v1", _PROPOSER + "_get_slot_mapping", ("num_tokens", "slot_mapping")),
+    Seam("v1", _PROPOSER + "_greedy_sample", ("hidden_states",)),
+    Seam("v1", _PROPOSER + "_sample_from_logits", ("logits", "sampling_metadata")),
+    Seam(
+        "v1",
+        _PROPOSER + "_sample_draft_tokens",
+        ("hidden_states", "sampling_metadata"),
+    ),
+    Seam("v1", "vllm.v1.worker.gpu_model_runner.GPUModelRunner.take_draft_token_ids"),
+    Seam(
+        "v1",
+        "vllm.v1.attention.backend.CommonAttentionMetadata",
+        (
+            "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens",
+            "seq_lens_cpu_upper_bound",
+            "num_reqs",
+            "num_actual_tokens",
+            "max_query_len",
+            "max_seq_len",
+            "block_table_tensor",
+            "slot_mapping",
+            "causal",
+            "dcp_local_seq_lens",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.ExecuteModelState",
+        (
+            "scheduler_output",
+            "spec_decode_metadata",
+            "spec_decode_common_attn_metadata",
+            "slot_mappings",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.spec_decode.metadata.SpecDecodeMetadata",
+        ("cu_num_draft_tokens", "num_draft_tokens"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler",
+        ("sampler", "spec_config", "device"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler.forward",
+        ("metadata", "draft_probs", "logits", "sampling_metadata"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.rejection_sample",
+        (
+            "draft_token_ids",
+            "num_draft_tokens",
+            "max_spec_len",
+            "cu_num_draft_tokens",
+            "draft_probs",
+            "target_logits",
+            "bonus_token_ids",
+            "sampling_metadata",
+        ),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.generate_uniform_probs",
+        ("num_tokens", "num_draft_tokens", "generators", "device"),
+    ),
+    Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE"),
+    Seam(
+        "v1",
+        "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
+        ("logits", "sampling_metadata", "metadata"),
+    ),
+    # Sampling on a CPU (sampling_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler",
+        ("logprobs_mode", "use_fp64_gumbel"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_cpu",
+        ("logits", "generators", "k", "p"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
+        ("logits", "k", "p"),
+    ),
+    Seam("v1", "vllm.v1.sample.sampler.Sampler.greedy_sample", ("logits",)),
+    Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES"),
+    # Biases and min_p of draft tokens (logits_processors_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.build_logitsprocs",
+        (
+            "vllm_config",
+            "device",
+            "is_pin_memory",
+            "is_pooling_model",
+            "custom_logitsprocs",
+        ),
+    ),
+    Seam("v1", "vllm.v1.sample.logits_processor.LogitsProcessors"),
+    Seam("v1", _PROCESSORS + "LogitBiasLogitsProcessor.apply", ("logits",)),
+    Seam("v1", _PROCESSORS + "MinPLogitsProcessor.apply", ("logits",)),
+    Seam("v1", _PROCESSORS + "MinTokensLogitsProcessor"),
+    # Drawn drafts that are not verified (judging_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_native",
+        ("logits", "generators", "k", "p"),
+    ),
+    # Drafts of structured requests (grammar_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.StructuredOutputManager.grammar_init",
+        ("request",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.StructuredOutputManager._create_grammar",
+        ("request",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.request.StructuredOutputRequest"
+        ".from_sampling_params",
+        ("sampling_params",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.accept_tokens",
+        ("request_id", "tokens"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar"
+        ".validate_tokens",
+        ("tokens",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.rollback",
+        ("num_tokens",),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.structured_output.backend_types.StructuredOutputGrammar.fill_bitmask",
+        ("bitmask", "batch_index"),
+    ),
+)
