@@ -124,7 +124,8 @@ class CostModel:
         self._caught_up = _CaughtUp()
         self._jumps = Jumps()
         self._layout = Layout(max_draft_length)
-        self._shape = prior_shape(self._layout, prior or CostPrior())
+        self._prior = prior or CostPrior()
+        self._shape = prior_shape(self._layout, self._prior)
         self._forget = math.log(2) / _HALF_LIFE_STEPS
         self._blocks: dict[BatchKind, _Block] = {}
         self._pending: dict[BatchKind, _Pending] = {}
@@ -336,7 +337,7 @@ class CostModel:
 
         visited = [k for k, block in self._blocks.items() if block.times.is_known]
         if not visited:
-            return StepTimes(self._shape)
+            return StepTimes(prior_shape(self._layout, self._prior, key.num_requests))
         nearest = min(visited, key=lambda other: (distance(other), other))
         known = self._blocks[nearest].times
         ratio = key.num_requests / nearest.num_requests

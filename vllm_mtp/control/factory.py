@@ -5,6 +5,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.goodput import GoodputController, GoodputOptions
 from vllm_mtp.control.randomized import RandomController
+from vllm_mtp.control.step_times import CPU_COST_PRIOR, CostPrior
 from vllm_mtp.control.threshold import ThresholdController
 
 
@@ -17,6 +18,7 @@ def make_controller(
     compares_drafts: bool = False,
     draws_drafts: bool = False,
     stops_early: bool = False,
+    is_cpu: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
 
@@ -30,6 +32,7 @@ def make_controller(
         draws_drafts: those of sampled requests are drawn from the proposal, and not
             tested unless they are verified.
         stops_early: the worker follows a `StopRule`.
+        is_cpu: the model runs on one, where a pass is bound by arithmetic early.
     """
     if config.controller == "random":
         seed = config.controller_seed
@@ -48,6 +51,7 @@ def make_controller(
             compares_drafts=compares_drafts,
             draws_drafts=draws_drafts,
             stops_early=stops_early,
+            cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
         ),
     )
 

@@ -60,13 +60,16 @@ class Estimate(NamedTuple):
 class CostPrior(NamedTuple):
     """Relative times before any was seen, in steps without speculation.
 
-    The means describe a batch bound by memory bandwidth: rows are nearly free, and a
-    draft step reads one layer and the head. The deviations admit a batch bound by
-    compute.
+    A pass takes as long as reading the weights or as its arithmetic, whichever is more,
+    with a soft knee (the root of the sum of their squares). A draft step reads one
+    layer and the head. The deviations admit a batch bound by the other of the two.
     """
 
+    bound_rows: float = math.inf
+    """Rows whose arithmetic takes as long as reading the weights; infinite where rows
+    are nearly free."""
     row_cost: float = 0.05
-    """Of one more row for every request."""
+    """Of one more row for every request, beside that."""
     draft_cost: float = 0.08
     """Of one draft step for every request."""
     level_deviation: float = 0.3
@@ -80,6 +83,16 @@ class CostPrior(NamedTuple):
     draft_deviation: float = 0.06
     choice_cost: float = 0.04
     """Of choosing a draft token, beside the MTP layers' pass."""
+
+
+CPU_COST_PRIOR = CostPrior(bound_rows=16.0, row_cost=0.03)
+"""One core of an EPYC with AVX512 in float32 was seen to take as long for 9 rows
+(within 6 percent at 1 to 128); more cores, AVX512 for bfloat16 and above all AMX move
+that, so it is little more than a guess. Taken for a GPU, the first batch of 16 requests
+lost a sixth of its first 60 steps to finding out that 48 drafts take 3.5 plain steps.
+With this ``row_cost`` a single request's eight drafts are believed to take what they
+are elsewhere: where they were dearer, acceptance that came back was followed more
+slowly."""
 
 
 class Shape(NamedTuple):
@@ -138,18 +151,30 @@ class Layout(NamedTuple):
 
 
 @cache
-def prior_shape(layout: Layout, prior: CostPrior) -> Shape:
-    """What is believed before the first step."""
+def prior_shape(layout: Layout, prior: CostPrior, num_requests: int = 1) -> Shape:
+    """What is believed of a batch before the first step of any."""
     tiers = layout.draft_tokens()
-    mean = [1.0 + prior.row_cost * tokens for tokens, _ in tiers]
+
+    def pass_time(tokens: float) -> float:
+        return math.hypot(1.0, num_requests * (1.0 + tokens) / prior.bound_rows)
+
+    mean = [
+        (1.0 + prior.row_cost * tokens) * pass_time(tokens) / pass_time(0.0)
+        for tokens, _ in tiers
+    ]
     mean += [prior.choice_cost, 0.0, prior.draft_cost]
+    # Where arithmetic is the bound is a guess, so rows may well be cheap after all.
+    # With the usual deviation alone a simulated GPU that was taken for a CPU (32
+    # requests) drafted at 0.8 of what is possible, for good.
+    by_arithmetic = pass_time(1.0) / pass_time(0.0) - 1.0
+    row_variance = prior.row_deviation**2 + by_arithmetic**2
     covariance = np.zeros((layout.size, layout.size))
     for i, (left, left_mixed) in enumerate(tiers):
         for j, (right, right_mixed) in enumerate(tiers):
             covariance[i, j] = (
                 prior.level_deviation**2
                 + prior.jump_deviation**2 * min(left, right, 1.0)
-                + prior.row_deviation**2 * left * right
+                + row_variance * left * right
                 + prior.smooth_deviation**2 * math.exp(-abs(left - right))
                 + prior.mixed_deviation**2 * (left_mixed and right_mixed)
                 + prior.own_deviation**2 * (i == j)

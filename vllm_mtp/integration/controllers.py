@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vllm.platforms import current_platform
+
 from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
@@ -28,6 +30,7 @@ def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
         compares_drafts=compares_drafts,
         draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
+        is_cpu=current_platform.is_cpu(),
     )
     if own.trace_path is None:
         return controller
