@@ -9,6 +9,7 @@ import pytest
 from tests.support.engines import engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import play_script, record_outcomes, scheduler_of
+from vllm_mtp.control.step_times import CPU_COST_PRIOR, CostPrior
 
 MAX_TOKENS = 40
 PINS = [0, 2, None, 4, "auto", 1]
@@ -123,6 +124,14 @@ def test_a_seed_gives_the_targets_own_text_whatever_is_drafted_beside_it(
     llm: Any, without: Plain
 ) -> None:
     assert seeded(llm) == without.seeded
+
+
+def test_the_controller_knows_whether_it_is_on_a_cpu(llm: Any) -> None:
+    from vllm.platforms import current_platform
+
+    prior = scheduler_of(llm).controller.options.cost_prior
+    expected = CPU_COST_PRIOR if current_platform.is_cpu() else CostPrior()
+    assert prior == expected
 
 
 def test_no_slots_are_reserved_while_drafting_is_off(

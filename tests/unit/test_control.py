@@ -68,6 +68,18 @@ def test_the_option_names_the_controller() -> None:
     assert type(make_controller(MTPPlusConfig(), 3)) is GoodputController
 
 
+def test_a_cpu_begins_with_beliefs_of_its_own() -> None:
+    of_cpu = make_controller(MTPPlusConfig(), 3, is_cpu=True)
+    other = make_controller(MTPPlusConfig(), 3)
+    assert isinstance(of_cpu, GoodputController)
+    assert isinstance(other, GoodputController)
+    many = {
+        name: controller.cost.times(16, 100.0).uniform(3, 3).seconds
+        for name, controller in (("cpu", of_cpu), ("other", other))
+    }
+    assert many["cpu"] > 2 * many["other"]
+
+
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_ranks_with_a_common_depth_never_leave_it_but_verify_what_pays(
     acceptance: float,
