@@ -3,7 +3,8 @@
 import pytest
 
 from vllm_mtp.integration import compat
-from vllm_mtp.integration.compat import CompatibilityError, Seam
+from vllm_mtp.integration.compat import CompatibilityError
+from vllm_mtp.integration.seam import Seam
 
 
 @pytest.mark.parametrize("seam", compat.SEAMS, ids=lambda seam: seam.path)

@@ -14,7 +14,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.integration.seams import SEAMS, Seam
+from vllm_mtp.integration.seam import Seam
+from vllm_mtp.integration.seams import SEAMS
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32,<0.34", prereleases=True)
 """Same range as in pyproject.toml; a test keeps the two equal."""
