@@ -135,8 +135,6 @@ class GoodputController:
         """Of the probe that is under way."""
         self._seen: Sequence[DecodeRequest] = ()
         """The batch of the last decision."""
-        self._seen_traits: BatchTraits | None = None
-        """Its own."""
         self._backlog = Backlog()
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
@@ -165,10 +163,10 @@ class GoodputController:
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
         ids, _, are_greedy, pins, _, are_constrained = zip(*requests, strict=True)
         self._seen, self._is_ruled = requests, False
-        traits = self._seen_traits = BatchTraits.of(are_greedy, are_constrained)
+        traits = BatchTraits.of(are_greedy, are_constrained)
         if self.plan is None or traits != self._planned_for:
             self.probing.stop()
-            self._replan()
+            self._replan(traits)
         if not self._may_draft and not any(pins):
             self._earn()
             return DraftDecision(0, dict.fromkeys(ids, 0), "off")
@@ -358,11 +356,11 @@ class GoodputController:
         else:
             self.survival.wait(len(steps))
         self._steps_since_plan += len(steps)
-        if self._planned_for is not None:
-            self._habit.reluctance.pass_steps(len(steps))
-        is_due = self._steps_since_plan >= self._replan_steps
-        if self._seen and (is_due or self.budget.is_urgent):
-            self._replan()
+        if self._planned_for is None:
+            return
+        self._habit.reluctance.pass_steps(len(steps))
+        if self._steps_since_plan >= self._replan_steps or self.budget.is_urgent:
+            self._replan(self._planned_for)
 
     def _learn_acceptance(
         self, examined: Sequence[RequestOutcome], num_steps: int, most: int
@@ -397,11 +395,10 @@ class GoodputController:
         usual = expected + 1.5 * math.sqrt(expected) + 0.25
         return num_accepted > max(needed, usual)
 
-    def _replan(self) -> None:
+    def _replan(self, traits: BatchTraits) -> None:
+        """Look for the best plan for the batch of the last decision."""
         requests, num_steps = self._seen, self._steps_since_plan
         self._steps_since_plan = 0
-        traits = self._seen_traits
-        assert traits is not None
         is_news = traits != self._planned_for
         if is_news:
             self._enter(traits)
