@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tests.unit.lab.report_samples import COMMITTED, committed, evaluation, write_sample
+from tests.unit.lab.report_samples import COMMITTED, evaluation, write_sample
 from vllm_mtp.lab.report import run_report
 
 CHROMIUM = shutil.which("chromium")
@@ -83,7 +83,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of two evaluations and of one result of each other kind."""
     folder = tmp_path_factory.mktemp("page")
     # Not of all that is in docs/results: a new result there changes no test.
-    files = [committed(kind) for kind in COMMITTED]
+    files = [*COMMITTED.values()]
     for name, seed in (("base", 0), ("new", 1)):
         files.append(folder / f"{name}.json")
         files[-1].write_text(evaluation(seed).model_dump_json())

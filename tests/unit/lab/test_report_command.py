@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.unit.lab.page_reader import Page
-from tests.unit.lab.report_samples import committed, evaluation, write_sample
+from tests.unit.lab.report_samples import COMMITTED, evaluation, write_sample
 from vllm_mtp.cli.main import app
 
 
@@ -29,7 +29,7 @@ def plan(tmp_path: Path) -> Path:
 def test_results_of_many_kinds_become_one_page(tmp_path: Path, plan: Path) -> None:
     for name, seed in (("base", 0), ("new", 1)):
         (tmp_path / f"{name}.json").write_text(evaluation(seed).model_dump_json())
-    files = [tmp_path / "base.json", committed("off"), plan, tmp_path / "new.json"]
+    files = [tmp_path / "base.json", COMMITTED["off"], plan, tmp_path / "new.json"]
     output = tmp_path / "report.html"
     result = call(*files, "--output", output)
     assert result.exit_code == 0, result.output
@@ -53,7 +53,7 @@ def test_two_results_of_a_kind_are_told_apart_by_their_files(tmp_path: Path) -> 
         folder.mkdir()
     files = [write_sample("plan", folder) for folder in folders]
     output = tmp_path / "report.html"
-    assert call(*files, committed("off"), "--output", output).exit_code == 0
+    assert call(*files, COMMITTED["off"], "--output", output).exit_code == 0
     texts = Page(output.read_text()).texts
     for title in ("Plan: a/plan.json", "Plan: b/plan.json", "Off"):
         assert texts.count(title) == 2, "in short, and above its section"
