@@ -71,6 +71,9 @@ def test_after_a_pause_drafts_are_accepted_as_if_there_had_been_none(case: str) 
     assert resting.accepted == never.accepted
     assert (resting.num_resting_steps > 20) == ("v2" in case)
     assert never.num_resting_steps == 0
+    # Of V1: test_key_value_passes.py.
+    assert (resting.num_cut_passes > 5) == ("v2" in case)
+    assert never.num_cut_passes == 0
     accepted = [a for step in resting.accepted for _, _, a in step]
     assert len(accepted) > 30
     assert sum(accepted) > len(accepted)

@@ -6,6 +6,7 @@ has imported it, of which there is one for each model runner: see `fork_server`.
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,6 +70,8 @@ class JobResult:
     """Steps on Model Runner V2 that were verified by comparing tokens."""
     num_resting_steps: int = 0
     """Steps on Model Runner V2 without the speculator."""
+    num_cut_passes: int = 0
+    """Passes of its model on Model Runner V2 that stopped on the way."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,6 +132,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     compared, resting = _count_steps() if jobs.v2 else ([0], [0])
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
+        num_cut_passes = _count_cut_passes(llm) if jobs.v2 else int
         recorder = _play(llm, jobs.script) if jobs.script else None
         samples, continuations = {}, []
         if jobs.settings:
@@ -156,6 +160,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_outcomes=len(recorder.outcomes) if recorder else 0,
             num_compared_steps=compared[0],
             num_resting_steps=resting[0],
+            num_cut_passes=num_cut_passes(),
             samples=samples,
         )
 
@@ -208,6 +213,15 @@ def _count_calls(owner: type, name: str) -> list[int]:
 
     setattr(owner, name, counted)
     return count
+
+
+def _count_cut_passes(llm: Any) -> Callable[[], int]:
+    from tests.support.drafter_passes import drafter_of, watch_passes
+
+    if drafter_of(llm) is None:
+        return int
+    passes = watch_passes(llm)
+    return lambda: len(passes.begun) - len(passes.ended)
 
 
 def _watch(llm: Any) -> Any:

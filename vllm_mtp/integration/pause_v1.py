@@ -1,7 +1,7 @@
 """Model Runner V1: no MTP forward while drafting is off, one catch-up when it resumes.
 
-The catch-up is vLLM's own first pass (`propose` with no draft tokens: it fills the
-drafter's KV and stops before the head), over the rows that waited.
+The catch-up is a first pass (`propose` with no draft tokens: it fills the drafter's KV
+and stops there), over the rows that waited.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from vllm.config import CUDAGraphMode
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.control.catching_up import caught_up_now
-from vllm_mtp.drafting.unseen_tokens import CatchUpPass, Rows, UnseenTokens
+from vllm_mtp.drafting.unseen_tokens import Rows, UnseenTokens
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.first_pass_v1 import ShortensFirstPass
 
-PAUSE_ATTRIBUTES = ("block_size", "hidden_states", "max_num_tokens", "uses_mrope")
+PAUSE_ATTRIBUTES = ("hidden_states", "max_num_tokens", "uses_mrope")
 
 
-class RestsWhileOff(SpecDecodeBaseProposer):
+class RestsWhileOff(ShortensFirstPass):
     """Mixin of drafters."""
 
     can_rest = True
@@ -165,42 +165,9 @@ class RestsWhileOff(SpecDecodeBaseProposer):
         # The rollback has written this step's slots there already.
         slots = self._slot_mapping_buffer[: metadata.num_actual_tokens].clone()
         for part in rows.passes(self.max_num_tokens):
-            last_rows = part.last_rows()
             super().propose(
                 num_speculative_tokens=0,
-                # vLLM shifts token ids by one itself: undo that beforehand.
-                target_token_ids=part.next_token_ids.roll(1),
-                target_positions=part.positions,
-                target_hidden_states=part.hidden_states,
-                next_token_ids=part.next_token_ids[last_rows],
-                token_indices_to_sample=last_rows,
-                common_attn_metadata=self._metadata_of(part, metadata),
                 sampling_metadata=None,
+                **self.inputs_of(part, metadata),
             )
         self._slot_mapping_buffer[: slots.shape[0]] = slots
-
-    def _metadata_of(
-        self, part: CatchUpPass, given: CommonAttentionMetadata
-    ) -> CommonAttentionMetadata:
-        requests = torch.from_numpy(part.requests)
-        starts = torch.from_numpy(part.query_start_loc)
-        owners = torch.repeat_interleave(starts.diff().long())
-        block_tables = given.block_table_tensor[requests.to(self.device)]
-        blocks = block_tables[
-            owners.to(self.device), part.positions // self.block_size
-        ].long()
-        seq_lens = part.positions[part.last_rows()] + 1
-        bound = given.seq_lens_cpu_upper_bound
-        return CommonAttentionMetadata(
-            query_start_loc=starts.to(self.device),
-            query_start_loc_cpu=starts,
-            seq_lens=seq_lens.to(given.seq_lens.dtype),
-            seq_lens_cpu_upper_bound=None if bound is None else bound[requests],
-            num_reqs=len(requests),
-            num_actual_tokens=part.num_rows,
-            max_query_len=part.max_query_len,
-            max_seq_len=given.max_seq_len,
-            block_table_tensor=block_tables,
-            slot_mapping=blocks * self.block_size + part.positions % self.block_size,
-            causal=True,
-        )

@@ -6,7 +6,9 @@ one token on an H100 with 1.65B parameters, whose steps wait for the host. What 
 now is two copies; the tokens are on the device anyhow.
 
 The catch-up fills the speculator's own input buffers and runs its model, without the
-head and without touching what the step's own draft pass has been given.
+head and without touching what the step's own draft pass has been given. It ends as soon
+as the KV is written, where that is possible (`key_value_passes`), as do draft passes of
+steps that draft nothing: there vLLM's run the head, too.
 """
 
 from typing import Any
@@ -23,19 +25,26 @@ from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.drafting.unseen_tokens import CatchUpPass, UnseenTokens
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.key_value_passes import WritesKeysAndValues
 
 PAUSE_ATTRIBUTES = ("hidden_states", "input_buffers", "max_num_tokens")
 PAUSED_RUNNER_ATTRIBUTES = ("execute_model_state", "req_states", "sample_tokens")
 
 
-class RestsWhileOff(DraftModelSpeculator):
+class RestsWhileOff(WritesKeysAndValues, DraftModelSpeculator):
     """Mixin of speculators."""
 
     can_rest = True
     _rests_while_off = False
+    _drafts_nothing = False
+    """In the step that is under way."""
     unseen: UnseenTokens | None = None
     """None as well for speculators that read the target's KV."""
     model_runner: Any
+
+    def load_model(self, target_model: Any) -> None:
+        super().load_model(target_model)
+        self.prepare_to_end_passes(self.draft_attn_layer_names)
 
     def prepare_to_rest(self) -> None:
         """Take the memory for rows that wait, where resting is allowed."""
@@ -61,13 +70,21 @@ class RestsWhileOff(DraftModelSpeculator):
         if may_catch_up and self.unseen is not None and self.unseen.num_rows:
             waiting = self.unseen.counts(input_batch.req_ids)
             self._catch_up(input_batch, caught_up_now(waiting))
-        return super().propose(
-            input_batch,
-            *args,
-            num_speculative_tokens=num_speculative_tokens,
-            dummy_run=dummy_run,
-            **kwargs,
-        )
+        self._drafts_nothing = num_speculative_tokens == 0 and not dummy_run
+        try:
+            return super().propose(
+                input_batch,
+                *args,
+                num_speculative_tokens=num_speculative_tokens,
+                dummy_run=dummy_run,
+                **kwargs,
+            )
+        finally:
+            self._drafts_nothing = False
+
+    def _prefill(self, *args: Any, **kwargs: Any) -> None:
+        with self.writing_only(self._drafts_nothing):
+            super()._prefill(*args, **kwargs)
 
     def rests(self, state: Any) -> bool:
         """Whether the MTP layers rest in a step.
@@ -149,12 +166,13 @@ class RestsWhileOff(DraftModelSpeculator):
         self.input_buffers.positions[:num_rows] = part.positions
         self.hidden_states[:num_rows] = part.hidden_states
         self.on_prefill_begin(len(part.requests))
-        self._run_model(
-            num_rows,
-            metadata,
-            build_slot_mappings_by_layer(slots, self.kv_cache_config),
-            num_tokens_across_dp=None,
-        )
+        with self.writing_only():
+            self._run_model(
+                num_rows,
+                metadata,
+                build_slot_mappings_by_layer(slots, self.kv_cache_config),
+                num_tokens_across_dp=None,
+            )
 
     def _tokens_after(self, part: CatchUpPass, batch: Any) -> torch.Tensor:
         """``[num_rows]`` int32: what was committed behind the positions of a pass."""

@@ -27,6 +27,7 @@ from vllm_mtp.integration.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
+from vllm_mtp.integration.first_pass_v1 import FIRST_PASS_ATTRIBUTES
 from vllm_mtp.integration.judging_v1 import DraftJudge, judge_unverified
 from vllm_mtp.integration.no_drafts_v1 import (
     NO_DRAFT_ATTRIBUTES,
@@ -336,7 +337,10 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
             *SCREENED_ATTRIBUTES,
         ),
     )
-    check_attributes(runner.drafter, (*DRAFTER_ATTRIBUTES, *PAUSE_ATTRIBUTES))
+    check_attributes(
+        runner.drafter,
+        (*DRAFTER_ATTRIBUTES, *FIRST_PASS_ATTRIBUTES, *PAUSE_ATTRIBUTES),
+    )
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
     runner.drafter.prepare_to_rest()

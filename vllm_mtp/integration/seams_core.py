@@ -145,6 +145,14 @@ CORE: tuple[Seam, ...] = (
         _LAYERS + "linear.UnquantizedLinearMethod.process_weights_after_loading",
         ("layer",),
     ),
+    # Passes that only write keys and values (key_value_passes.py)
+    Seam(
+        "core",
+        "vllm.v1.attention.backend.AttentionBackend.forward_includes_kv_cache_update",
+    ),
+    Seam("core", "vllm.v1.attention.backend.MLAAttentionImpl.do_kv_cache_update"),
+    Seam("core", _LAYERS + "attention.attention.unified_kv_cache_update"),
+    Seam("core", _LAYERS + "attention.mla_attention.MLAAttention.update_kv_cache"),
     # Draft vocabulary (draft_vocab.py, engine_args.py)
     Seam("core", _SCHED + "output.NewRequestData", ("prompt_token_ids",)),
     Seam("core", "vllm.tokenizers.cached_tokenizer_from_config", ("model_config",)),

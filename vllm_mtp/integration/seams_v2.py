@@ -109,6 +109,12 @@ V2: tuple[Seam, ...] = (
         _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator._run_model",
         ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp"),
     ),
+    # Passes that only write keys and values (pause_v2.py)
+    Seam(
+        "v2",
+        _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator._prefill",
+        ("num_reqs",),
+    ),
     Seam(
         "v2",
         _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator"
