@@ -52,6 +52,39 @@ def test_the_host_time_of_a_round_is_that_of_its_decode_steps(
     assert "schedule" not in vars(bench.engine.engine_core.engine_core.scheduler)
 
 
+@pytest.mark.parametrize(
+    ("cached", "num_rows"),
+    [(None, [1, 1]), ([], [129, 129]), ([[9] * 128], [1, 129])],
+    ids=["as it is", "nothing", "one of two"],
+)
+def test_a_round_may_begin_with_a_prefix_cache_that_is_the_same_for_all(
+    bench: BenchEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    cached: list[list[int]] | None,
+    num_rows: list[int],
+) -> None:
+    """Two prompts of a block and one token: how much of each is computed."""
+    waves = [
+        [{"prompt": [*[token] * 128, 5], "sampling": {"max_tokens": 4}}]
+        for token in (9, 10)
+    ]
+    bench.round(waves, concurrency=1)
+    scheduler = bench.engine.engine_core.engine_core.scheduler
+    schedule, computed = scheduler.schedule, []
+
+    def recorded(*args: Any) -> Any:
+        output = schedule(*args)
+        rows = output.num_scheduled_tokens
+        computed.extend(rows[new.req_id] for new in output.scheduled_new_reqs)
+        return output
+
+    bench.begin(waves, concurrency=1, cached=cached)
+    monkeypatch.setattr(scheduler, "schedule", recorded)
+    bench.step(seconds=60.0)
+    bench.result()
+    assert computed == num_rows
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_a_round_begins_on_the_shared_core_wherever_turns_have_been(
     bench: BenchEngine,

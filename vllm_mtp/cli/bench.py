@@ -179,6 +179,15 @@ def grid(
             "on a server that has been up for a while."
         ),
     ] = 20.0,
+    fresh_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--fresh-prompts",
+            help="Empty the prefix caches before each timed round, but for the context "
+            "of long cells. Then whole rounds, prompts included, are compared, too; "
+            "takes longer.",
+        ),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -239,6 +248,7 @@ def grid(
             max_repeats=max_repeats,
             round_seconds=round_seconds,
             settle_seconds=settle_seconds,
+            fresh_prompts=fresh_prompts,
             model=model,
             dtype=dtype,
             long_context_tokens=long_context,

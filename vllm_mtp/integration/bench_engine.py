@@ -9,7 +9,8 @@ engine outlives a benchmark that was killed::
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
      "concurrency": 4}
-    {"command": "begin", "waves": ..., "concurrency": ..., "timed": "parts"}
+    {"command": "begin", "waves": ..., "concurrency": ..., "timed": "parts",
+     "cached": [[ids], ...]}
     {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
@@ -127,8 +128,9 @@ class BenchEngine:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         timed: str | None = None,
+        cached: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Any]:
-        """Take a round's requests; nothing runs yet.
+        """Take a round's requests; none of them runs yet.
 
         Args:
             waves: requests: ``prompt`` (token ids), ``sampling`` (of
@@ -137,8 +139,12 @@ class BenchEngine:
                 wave begins when the last is over.
             timed: ``parts`` of a step, or ``host``, the CPU time of the thread that
                 does it all: also time those, which costs a little.
+            cached: beginnings of prompts, of whole blocks, that are all there will be
+                in the prefix cache; None: it is left as it is.
         """
         _share_one_core(self._cores)
+        if cached is not None:
+            self._fill_prefix_cache(cached)
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
@@ -250,6 +256,14 @@ class BenchEngine:
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         self.engine.add_request(name, prompt, sampling)
         return name
+
+    def _fill_prefix_cache(self, beginnings: Sequence[Sequence[int]]) -> None:
+        assert self.engine.reset_prefix_cache(), "requests are running"
+        sampling = {"max_tokens": 1, "temperature": 0.0}
+        # The last token of a prompt is computed in any case.
+        prompts = [{"prompt": [*b, b[-1]], "sampling": sampling} for b in beginnings]
+        if prompts:
+            self.generate(prompts)
 
     def _counters(self) -> Iterator[tuple[Any, Sequence[str]]]:
         """What counts steps for our metrics, in the scheduler and in the front end."""

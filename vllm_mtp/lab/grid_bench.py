@@ -43,6 +43,7 @@ from vllm_mtp.lab.grid_cells import (
     Cell,
     Prompts,
     check_context,
+    contexts_of,
     make_warm_up_waves,
     make_waves,
     max_model_len_tokens,
@@ -208,7 +209,14 @@ class _Session:
             )
             waves = make_waves(cell, prompts, request_tokens, number + 1)
             in_turn = list(turns(names, index + number))
-            together = self.group.play_together(in_turn, waves, cell.concurrency)
+            together = self.group.play_together(
+                in_turn,
+                waves,
+                cell.concurrency,
+                cached=(
+                    contexts_of(cell, prompts) if self.options.fresh_prompts else None
+                ),
+            )
             for name in names:  # in the order in which they are read back
                 self.journal.add(
                     ROUND,

@@ -188,6 +188,13 @@ def make_prompts(
     )
 
 
+def contexts_of(cell: Cell, prompts: Prompts) -> list[list[int]]:
+    """What prompts of a cell have in common, for each of its workloads."""
+    if cell.context != "long":
+        return []
+    return [list(prompts.contexts[workload]) for workload in dict.fromkeys(cell.waves)]
+
+
 def make_warm_up_waves(cell: Cell, prompts: Prompts) -> list[list[dict[str, Any]]]:
     """A wave of each workload, short: enough to fill the cell's seats."""
     num_requests = max(cell.concurrency, 2)

@@ -234,6 +234,7 @@ class EngineGroup:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         timed: Timed | None = None,
+        cached: Sequence[Sequence[int]] | None = None,
         turn_s: float = TURN_S,
     ) -> dict[str, dict[str, Any]]:
         """A round of several engines in turns of a few steps; see ``grid_turns.py``.
@@ -243,6 +244,7 @@ class EngineGroup:
             waves: Requests, see ``integration/bench_engine.py``.
             concurrency: Requests at a time.
             timed: What of a step to time apart.
+            cached: All that the prefix caches hold when it begins; None: what they do.
             turn_s: Seconds of a turn.
 
         Returns:
@@ -250,7 +252,11 @@ class EngineGroup:
         """
         for name in names:
             self.engines[name].ask(
-                "begin", waves=waves, concurrency=concurrency, timed=timed
+                "begin",
+                waves=waves,
+                concurrency=concurrency,
+                timed=timed,
+                cached=cached,
             )
         players = {name: self.engines[name] for name in names}
         take_turns(players, turn_cores(), turn_s)

@@ -82,14 +82,20 @@ def _cell_table(result: Mapping[str, Any]) -> Table:
             f"{cell['plus_over_none']['median']:.3f}",
             f"{over_best['median']:.3f}",
             "{:.2f}..{:.2f}".format(*over_best["quartiles"]),
-            f"{plus['whole_over_none']['median']:.2f}",
+            _whole_rounds_text(plus),
             f"{plus['mean_draft_length']:.1f}",
         )
     table.caption = (
         "none: no speculation; best static: the fastest K of vLLM's mtp; plus: "
-        "mtp_plus; quartiles: of plus/best; whole round: plus/none with prompts"
+        "mtp_plus; quartiles: of plus/best; whole round: plus/none with prompts, of "
+        "runs with --fresh-prompts"
     )
     return table
+
+
+def _whole_rounds_text(contender: Mapping[str, Any]) -> str:
+    ratio = contender.get("whole_over_none")
+    return "-" if ratio is None else f"{ratio['median']:.3f}"
 
 
 def _split_table(result: Mapping[str, Any]) -> Table:

@@ -56,9 +56,9 @@ from vllm_mtp.lab.spread import Spread
 DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "
     "which as many requests run as the cell says and each has had its first token",
-    "whole_tokens_per_s": "all tokens of a round over all its time, prompts included; "
-    "with speculation vLLM shows prompts to the MTP layers, too, and computes one "
-    "cached block of 32 tokens anew, and no draft length changes that",
+    "whole_tokens_per_s": "with --fresh-prompts: all tokens of a round over all its "
+    "time, prompts included; nothing of them is in the prefix caches but the context "
+    "of long cells, of which vLLM's mtp computes the last 32 tokens anew",
     "acceptance_length": "committed tokens for each verification of a request",
     "acceptance_per_position": "accepted over drafted tokens, by position in the draft",
     "mean_draft_length": "draft tokens for each verification of a request",
@@ -129,6 +129,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
     warm_ups = warm_up_rounds(journal, name)
     hopeless = hopeless_contenders(journal, name)
     unmeasured = unmeasured_contenders(journal, name)
+    counts_prompts = journal.header["options"].get("fresh_prompts", False)
     contenders = {
         contender: _summarise_contender(
             [warm_ups] if contender in hopeless else repeats,
@@ -136,6 +137,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
             warm_ups.get(contender),
         )
         | {"is_warm_up_only": contender in hopeless}
+        | (_whole_rounds(repeats, contender) if counts_prompts else {})
         for contender in _contenders(journal)
         if contender not in unmeasured
     }
@@ -163,13 +165,21 @@ def _summarise_contender(
 ) -> dict[str, Any]:
     return {
         "tokens_per_s": _speeds(repeats, name, FULL).as_json(),
-        "whole_tokens_per_s": _speeds(repeats, name, WHOLE).as_json(),
         "over_none": _ratio_to_none(repeats, name, FULL),
-        "whole_over_none": _ratio_to_none(repeats, name, WHOLE),
         **_over_twin(repeats, name),
         **_acceptance(_rounds_of(repeats, name)),
         "split_ms": _split_ms(warm_up),
         "draft_columns": _rounds_of(repeats, name)[-1].get("draft_columns"),
+    }
+
+
+def _whole_rounds(repeats: Sequence[Mapping[str, Record]], name: str) -> dict[str, Any]:
+    """Empty where it played in none of the repeats."""
+    if not _rounds_of(repeats, name):
+        return {}
+    return {
+        "whole_tokens_per_s": _speeds(repeats, name, WHOLE).as_json(),
+        "whole_over_none": _ratio_to_none(repeats, name, WHOLE),
     }
 
 

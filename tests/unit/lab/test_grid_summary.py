@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -69,10 +70,19 @@ def test_ratios_are_paired_within_a_repeat(journal: Journal) -> None:
     )
 
 
-def test_the_decode_clock_and_the_whole_round_are_both_there(journal: Journal) -> None:
-    plus = summarise(journal)["cells"][0]["contenders"]["mtp_plus"]
-    assert plus["tokens_per_s"]["each"] == [50.0, 40.0]
-    assert plus["whole_tokens_per_s"]["each"] == [110 / 3.0, 110 / 3.5]
+def test_whole_rounds_count_where_all_computed_the_same_prompts(
+    tmp_path: Path, options: GridOptions
+) -> None:
+    """Else an engine is as fast as what its prefix cache happens to hold."""
+    plus = {}
+    for fresh in (False, True):
+        journal = Journal(tmp_path / f"{fresh}.jsonl")
+        write_journal(journal, replace(options, fresh_prompts=fresh))
+        plus[fresh] = summarise(journal)["cells"][0]["contenders"]["mtp_plus"]
+    assert plus[False]["tokens_per_s"]["each"] == [50.0, 40.0]
+    assert plus[True]["whole_tokens_per_s"]["each"] == [110 / 3.0, 110 / 3.5]
+    whole = {"whole_tokens_per_s", "whole_over_none"}
+    assert plus[True].keys() - plus[False].keys() == whole
 
 
 def test_acceptance_and_draft_length_are_of_request_steps(journal: Journal) -> None:
