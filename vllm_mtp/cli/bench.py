@@ -179,13 +179,13 @@ def grid(
             "on a server that has been up for a while."
         ),
     ] = 20.0,
-    fresh_prompts: Annotated[
+    whole_requests: Annotated[
         bool,
         typer.Option(
-            "--fresh-prompts",
-            help="Empty the prefix caches before each timed round, but for the context "
-            "of long cells. Then whole rounds, prompts included, are compared, too; "
-            "takes longer.",
+            "--whole-requests",
+            help="Compare whole requests, prompts included, too: their lengths differ, "
+            "and prefix caches are emptied before each timed round, but for the "
+            "context of long cells. Takes longer.",
         ),
     ] = False,
     model: Annotated[
@@ -248,7 +248,7 @@ def grid(
             max_repeats=max_repeats,
             round_seconds=round_seconds,
             settle_seconds=settle_seconds,
-            fresh_prompts=fresh_prompts,
+            whole_requests=whole_requests,
             model=model,
             dtype=dtype,
             long_context_tokens=long_context,

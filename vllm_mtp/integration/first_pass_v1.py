@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
@@ -18,9 +19,12 @@ from vllm_mtp.integration.key_value_passes import WritesKeysAndValues
 
 FIRST_PASS_ATTRIBUTES = ("block_size", "uses_mrope")
 
-MIN_ROWS_SAVED = 48
-"""A second pass takes a millisecond of Python on a CPU core, and reads projections once
-more. The rest of a small model's MTP layer takes a tenth of one for each row."""
+MIN_ROWS_SAVED_ON_CPU = 48
+MIN_ROWS_SAVED = 512
+"""What a second pass must save. It reads projections once more and takes a millisecond
+of Python on a CPU core; what is behind them in a small model's MTP layer takes a tenth
+of one for each row there. A GPU does some hundred rows of a large one in the time of a
+few more launches (reckoned; no GPU has timed it)."""
 
 
 class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
@@ -66,7 +70,7 @@ class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
     ) -> bool:
         return (
             self.can_end_passes
-            and metadata.num_actual_tokens - metadata.num_reqs >= MIN_ROWS_SAVED
+            and metadata.num_actual_tokens - metadata.num_reqs >= _min_rows_saved()
             and not self.uses_mrope
             and others.get("mm_embed_inputs") is None
         )
@@ -132,3 +136,7 @@ class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
             slot_mapping=blocks * self.block_size + part.positions % self.block_size,
             causal=True,
         )
+
+
+def _min_rows_saved() -> int:
+    return MIN_ROWS_SAVED_ON_CPU if current_platform.is_cpu() else MIN_ROWS_SAVED

@@ -47,6 +47,7 @@ from vllm_mtp.lab.grid_cells import (
     make_warm_up_waves,
     make_waves,
     max_model_len_tokens,
+    of_different_lengths,
     plan_cells,
 )
 from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup
@@ -207,14 +208,14 @@ class _Session:
             self.progress.show(
                 f"{cell.name}: repeat {number + 1}, {len(names)} engines"
             )
-            waves = make_waves(cell, prompts, request_tokens, number + 1)
+            waves = self._waves(cell, prompts, request_tokens, number + 1)
             in_turn = list(turns(names, index + number))
             together = self.group.play_together(
                 in_turn,
                 waves,
                 cell.concurrency,
                 cached=(
-                    contexts_of(cell, prompts) if self.options.fresh_prompts else None
+                    contexts_of(cell, prompts) if self.options.whole_requests else None
                 ),
             )
             for name in names:  # in the order in which they are read back
@@ -225,6 +226,12 @@ class _Session:
                     contender=name,
                     **together[name],
                 )
+
+    def _waves(
+        self, cell: Cell, prompts: Prompts, request_tokens: int, number: int
+    ) -> list[list[dict[str, Any]]]:
+        waves = make_waves(cell, prompts, request_tokens, number)
+        return of_different_lengths(waves) if self.options.whole_requests else waves
 
     def _warm_up(self, cell: Cell, prompts: Prompts) -> None:
         """All contenders but static lengths beyond hope; in groups, the longest last.
@@ -250,7 +257,7 @@ class _Session:
         while seconds < self.options.settle_seconds and num_steps < SETTLED_STEPS:
             # No texts of the first repeats.
             number = 1 + self.options.num_repeats + num_rounds
-            waves = make_waves(cell, prompts, request_tokens, number)
+            waves = self._waves(cell, prompts, request_tokens, number)
             self.progress.show(f"{cell.name}: {PLUS} settles")
             together = self.group.play_together(
                 (PLUS, PLUS_AGAIN), waves, cell.concurrency

@@ -27,6 +27,8 @@ to round. One at a time they take so long that this has to do."""
 PHASE_ROUNDS = 1.5
 """A round with phases is so much longer than others: it holds two loads."""
 
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+
 CODE, PROSE, CONSTRAINED, PHASES = "code", "prose", "constrained", "phases"
 
 
@@ -201,6 +203,25 @@ def make_warm_up_waves(cell: Cell, prompts: Prompts) -> list[list[dict[str, Any]
     num_workloads = len(set(cell.waves))  # they take turns from the beginning
     waves = make_waves(cell, prompts, cell.warm_up_tokens)
     return [wave[:num_requests] for wave in waves[:num_workloads]]
+
+
+def of_different_lengths(
+    waves: Sequence[Sequence[Mapping[str, Any]]],
+) -> list[list[dict[str, Any]]]:
+    """The same requests, of half as many tokens to half as many again.
+
+    Where all are equally long those without speculation end together and the next
+    prompts are computed together: that saves them steps, and no server has such luck.
+    """
+    return [[_lengthened(*each) for each in enumerate(wave)] for wave in waves]
+
+
+def _lengthened(place: int, request: Mapping[str, Any]) -> dict[str, Any]:
+    sampling = request["sampling"]
+    # Multiples of the golden ratio lie evenly, wherever they end.
+    tokens = round(sampling["max_tokens"] * (0.5 + place * GOLDEN_RATIO % 1))
+    tokens = min(tokens, MAX_REQUEST_TOKENS)
+    return {**request, "sampling": {**sampling, "max_tokens": tokens}}
 
 
 def make_waves(

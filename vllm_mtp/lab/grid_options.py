@@ -64,8 +64,9 @@ class GridOptions:
         max_repeats: So often while it is open on which side of its limits a cell is.
         round_seconds: Decode time of a round without speculation.
         settle_seconds: How long `mtp_plus` serves a cell before rounds are timed.
-        fresh_prompts: Whether the prefix caches are emptied before each timed round but
-            for the context, so that all contenders compute the same prompts.
+        whole_requests: Whether whole requests are compared, too: the prefix caches are
+            emptied before each timed round but for the context, so that all contenders
+            compute the same prompts, and requests are not equally long.
         model: Folder, hub name, or None for the bundled checkpoint.
         dtype: Weights and arithmetic.
         long_context_tokens: Tokens before the prompt in ``long`` cells.
@@ -82,7 +83,7 @@ class GridOptions:
     max_repeats: int = 9
     round_seconds: float = 1.2
     settle_seconds: float = 20.0
-    fresh_prompts: bool = False
+    whole_requests: bool = False
     model: str | None = None
     dtype: str = "float32"
     long_context_tokens: int = 1024

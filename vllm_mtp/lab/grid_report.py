@@ -88,7 +88,7 @@ def _cell_table(result: Mapping[str, Any]) -> Table:
     table.caption = (
         "none: no speculation; best static: the fastest K of vLLM's mtp; plus: "
         "mtp_plus; quartiles: of plus/best; whole round: plus/none with prompts, of "
-        "runs with --fresh-prompts"
+        "runs with --whole-requests"
     )
     return table
 

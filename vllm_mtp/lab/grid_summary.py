@@ -56,7 +56,7 @@ from vllm_mtp.lab.spread import Spread
 DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "
     "which as many requests run as the cell says and each has had its first token",
-    "whole_tokens_per_s": "with --fresh-prompts: all tokens of a round over all its "
+    "whole_tokens_per_s": "with --whole-requests: all tokens of a round over all its "
     "time, prompts included; nothing of them is in the prefix caches but the context "
     "of long cells, of which vLLM's mtp computes the last 32 tokens anew",
     "acceptance_length": "committed tokens for each verification of a request",
@@ -129,7 +129,7 @@ def summarise_cell(journal: Journal, name: str) -> dict[str, Any]:
     warm_ups = warm_up_rounds(journal, name)
     hopeless = hopeless_contenders(journal, name)
     unmeasured = unmeasured_contenders(journal, name)
-    counts_prompts = journal.header["options"].get("fresh_prompts", False)
+    counts_prompts = journal.header["options"].get("whole_requests", False)
     contenders = {
         contender: _summarise_contender(
             [warm_ups] if contender in hopeless else repeats,

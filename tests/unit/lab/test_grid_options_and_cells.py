@@ -16,6 +16,7 @@ from vllm_mtp.lab.grid_cells import (
     Prompts,
     make_prompts,
     make_waves,
+    of_different_lengths,
     plan_cells,
 )
 from vllm_mtp.lab.grid_options import WORKLOADS, GridOptions
@@ -143,6 +144,24 @@ def test_a_request_is_as_long_as_the_round_needs_within_limits() -> None:
 def test_a_tokenizer_that_leaves_no_prompt_is_refused(options: GridOptions) -> None:
     with pytest.raises(ConfigError, match="model: its tokenizer leaves no"):
         make_prompts([[1] * 5], [2] * 500, VOCAB_SIZE, options)
+
+
+def test_whole_requests_are_not_equally_long_and_no_longer_in_all(
+    prompts: Prompts,
+) -> None:
+    (wave,) = make_waves(Cell("code", 4, 0.0, "short"), prompts, 40)
+    (uneven,) = of_different_lengths([wave])
+    lengths = [each["sampling"]["max_tokens"] for each in uneven]
+    assert min(lengths) >= 20
+    assert max(lengths) <= 60
+    assert len(set(lengths)) > len(wave) / 2
+    assert sum(lengths) == pytest.approx(40 * len(wave), rel=0.03)
+    without = [each["sampling"] | {"max_tokens": 0} for each in wave]
+    assert [each["sampling"] | {"max_tokens": 0} for each in uneven] == without
+    assert [each["prompt"] for each in uneven] == [each["prompt"] for each in wave]
+    (long_wave,) = make_waves(Cell("code", 4, 0.0, "short"), prompts, 256)
+    (uneven,) = of_different_lengths([long_wave])
+    assert max(each["sampling"]["max_tokens"] for each in uneven) == 256
 
 
 def test_every_round_has_prompts_of_its_own(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_whole_rounds_count_where_all_computed_the_same_prompts(
     plus = {}
     for fresh in (False, True):
         journal = Journal(tmp_path / f"{fresh}.jsonl")
-        write_journal(journal, replace(options, fresh_prompts=fresh))
+        write_journal(journal, replace(options, whole_requests=fresh))
         plus[fresh] = summarise(journal)["cells"][0]["contenders"]["mtp_plus"]
     assert plus[False]["tokens_per_s"]["each"] == [50.0, 40.0]
     assert plus[True]["whole_tokens_per_s"]["each"] == [110 / 3.0, 110 / 3.5]
