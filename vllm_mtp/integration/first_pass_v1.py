@@ -21,10 +21,10 @@ FIRST_PASS_ATTRIBUTES = ("block_size", "uses_mrope")
 
 MIN_ROWS_SAVED_ON_CPU = 48
 MIN_ROWS_SAVED = 512
-"""What a second pass must save. It reads projections once more and takes a millisecond
-of Python on a CPU core; what is behind them in a small model's MTP layer takes a tenth
-of one for each row there. A GPU does some hundred rows of a large one in the time of a
-few more launches (reckoned; no GPU has timed it)."""
+"""What a second pass must save. It reads projections once more and makes some calls,
+about a millisecond on a CPU core (reckoned); what is behind them in a small model's MTP
+layer takes a tenth of one for each row there (timed). A GPU does some hundred rows of a
+large one in the time of a few more launches (reckoned)."""
 
 
 class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
