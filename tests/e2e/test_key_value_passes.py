@@ -3,6 +3,7 @@
 Real engines: what is in the cache then, what ran, and that drafts fare as they would.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ class Run(NamedTuple):
     texts: list[list[int]]
     accepted: list[list[list[int]]]
     passes: Passes
+    caught_up: list[int]
+    """Rows of the steps that caught up."""
 
 
 def run_bundled(script: list[int], prompt_tokens: int = 48) -> Run:
@@ -68,7 +71,9 @@ def run_bundled(script: list[int], prompt_tokens: int = 48) -> Run:
         recorder = play_script(llm, script)
         passes = watch_passes(llm)
         texts = greedy(llm, heldout_prompts(6, max_tokens=prompt_tokens), 40)
-        return Run(texts, accepted_by_step(recorder.outcomes), passes)
+        outcomes = recorder.outcomes
+        caught_up = [o.num_catch_up_tokens for o in outcomes if o.num_catch_up_tokens]
+        return Run(texts, accepted_by_step(outcomes), passes, caught_up)
 
 
 def test_steps_with_prompts_draft_from_one_row_of_each_request(
@@ -107,4 +112,8 @@ def test_what_was_missed_is_caught_up_on_as_far_as_the_cache(
     assert whole.passes.begun == whole.passes.ended
     assert cut.passes.begun == whole.passes.begun
     assert len(cut.passes.ended) < len(cut.passes.begun)
+    # Not only prompts: each of these is among the passes that did not end.
+    left = Counter(cut.passes.begun) - Counter(cut.passes.ended)
+    assert len(cut.caught_up) > 5
+    assert Counter(cut.caught_up) <= left
     assert (cut.texts, cut.accepted) == (whole.texts, whole.accepted)

@@ -35,44 +35,29 @@ class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
         self.prepare_to_end_passes(self._draft_attn_layer_names)
 
     def propose(
-        self,
-        num_speculative_tokens: int,
-        target_token_ids: torch.Tensor,
-        target_positions: torch.Tensor,
-        target_hidden_states: torch.Tensor,
-        next_token_ids: torch.Tensor,
-        token_indices_to_sample: torch.Tensor | None,
-        common_attn_metadata: CommonAttentionMetadata,
-        **kwargs: Any,
+        self, num_speculative_tokens: int, *args: Any, **given: Any
     ) -> torch.Tensor:
-        arguments: dict[str, Any] = {
-            "num_speculative_tokens": num_speculative_tokens,
-            "target_token_ids": target_token_ids,
-            "target_positions": target_positions,
-            "target_hidden_states": target_hidden_states,
-            "next_token_ids": next_token_ids,
-            "token_indices_to_sample": token_indices_to_sample,
-            "common_attn_metadata": common_attn_metadata,
-            **kwargs,
-        }
+        """As vLLM's, whose other arguments are given by name."""
+        metadata: CommonAttentionMetadata = given["common_attn_metadata"]
         drafts = num_speculative_tokens > 0
-        if drafts and not self._runs_twice(common_attn_metadata, kwargs):
-            return super().propose(**arguments)
+        if drafts and not self._runs_twice(metadata, given):
+            return super().propose(num_speculative_tokens, *args, **given)
         with self.writing_only():
-            return super().propose(**arguments | {"num_speculative_tokens": 0})
+            return super().propose(0, *args, **given)
         if not drafts:
-            num_reqs = common_attn_metadata.num_reqs
-            return next_token_ids.new_empty((num_reqs, 0), dtype=torch.int64)
-        return super().propose(**arguments | self._of_last_rows(arguments))
+            shape = (metadata.num_reqs, 0)
+            return given["next_token_ids"].new_empty(shape, dtype=torch.int64)
+        given |= self._of_last_rows(given)
+        return super().propose(num_speculative_tokens, *args, **given)
 
     def _runs_twice(
-        self, metadata: CommonAttentionMetadata, others: dict[str, Any]
+        self, metadata: CommonAttentionMetadata, given: dict[str, Any]
     ) -> bool:
         return (
             self.can_end_passes
             and metadata.num_actual_tokens - metadata.num_reqs >= _min_rows_saved()
             and not self.uses_mrope
-            and others.get("mm_embed_inputs") is None
+            and given.get("mm_embed_inputs") is None
         )
 
     def _of_last_rows(self, given: dict[str, Any]) -> dict[str, Any]:
