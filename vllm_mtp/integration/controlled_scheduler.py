@@ -113,6 +113,20 @@ class ControlledScheduler(Scheduler):
             # Before its first step, so that slots for its drafts are reserved then.
             self._traits_of(request)
 
+    def _update_request_as_session(self, session: Any, update: Any) -> None:
+        """The next input of a streaming session: as good as another request.
+
+        vLLM keeps the tokens of the last turn whose KV is there, which without
+        speculation are all but the last one. A turn may have ended in the midst of
+        accepted draft tokens: then there is KV of the last one and of some behind it.
+        """
+        if session.num_output_tokens:
+            last = session.num_tokens - 1
+            session.num_computed_tokens = min(session.num_computed_tokens, last)
+        super()._update_request_as_session(session, update)
+        self._forget_options(session.request_id)
+        self._traits_of(session)
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if scheduler_output.finished_req_ids:
             self._tell_rested()
@@ -132,13 +146,17 @@ class ControlledScheduler(Scheduler):
         scheduler_output.num_spec_tokens_to_schedule = depth
         super()._update_after_schedule(scheduler_output)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget_options(self, request_id: str) -> None:
+        """What was worked out from a request's parameters, and decided with it."""
         self._draft_lengths.pop(request_id, None)
         traits = self._traits.pop(request_id, None)
         if self.metrics is not None and traits is not None:
             self.metrics.ended(request_id, traits.is_greedy)
         self._pinned.discard(request_id)
         self._switched_off.discard(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._forget_options(request_id)
         if self._unseen is not None:
             self._unseen.forget(request_id)
 

@@ -1,16 +1,14 @@
-"""Model Runner V1: ``min_p`` and ``logit_bias`` together with speculation.
+"""Model Runner V1: what requests ask of their logits, together with speculation.
 
-vLLM leaves both out of an engine that speculates and refuses requests that ask for
-them. Its processors serve one row of logits for each request; a verification has a row
-for each draft token. Here the processors are kept, for the rows that vLLM's sampler
-gives them, and their effect is repeated for the rows of draft tokens.
+vLLM leaves ``min_p`` and ``logit_bias`` out of an engine that speculates and refuses
+requests that ask for them. Here all of its own processors are kept, for steps that
+verify nothing. What they do to the rows of a verification is worked out from the
+requests themselves (`verified_rows_v1`): those are in `BatchRequests`.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -18,7 +16,9 @@ from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
+    process_dict_updates,
 )
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 from vllm.v1.worker import gpu_model_runner
 
 from vllm_mtp.integration.compat import check_attributes
@@ -29,6 +29,79 @@ _BUILT_IN = (
     MinPLogitsProcessor,
 )
 """Not vLLM's own list of them: one that it may get would not know draft tokens."""
+
+
+class BatchRequest(NamedTuple):
+    """A request of the batch whose logits depend on its parameters, row by row."""
+
+    params: Any
+    """vLLM's ``SamplingParams``."""
+    output_token_ids: Sequence[int]
+    """vLLM's own list, which grows."""
+
+
+class BatchRequests(LogitsProcessor):
+    """Changes no logits; knows who asks for ``min_tokens`` or ``logit_bias``."""
+
+    def __init__(
+        self, vllm_config: Any, device: torch.device, is_pin_memory: bool
+    ) -> None:
+        self.by_index: dict[int, BatchRequest] = {}
+        """By place in the batch."""
+        self.runner: Any = None
+        """vLLM's V1 model runner, once its batch exists."""
+        self._arguments = vllm_config, device, is_pin_memory
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(self.by_index, batch_update, _batch_request)
+        if batch_update and self.runner is not None:
+            # Where scheduling is async vLLM's lists hold guesses of how many tokens
+            # were accepted, which are put right for those who need them.
+            batch = self.runner.input_batch
+            batch.logitsprocs_need_output_token_ids = self.have_min_tokens
+
+    @property
+    def have_min_tokens(self) -> bool:
+        """Whether a request asked for a least number of tokens."""
+        return any(each.params.min_tokens for each in self.by_index.values())
+
+    def processors(
+        self,
+        # of each row, its request's place in the batch
+        requests: Sequence[int],
+        # of each row, the tokens before it
+        output_token_ids: Sequence[Sequence[int]],
+    ) -> list[LogitsProcessor]:
+        """vLLM's, for rows that are taken for requests of their own."""
+        if not self.by_index:
+            return []
+        added: list[Any] = [
+            (row, asked.params, None, output)
+            for row, (request, output) in enumerate(
+                zip(requests, output_token_ids, strict=True)
+            )
+            if (asked := self.by_index.get(request)) is not None
+        ]
+        update = BatchUpdate(len(requests), removed=(), added=added, moved=())
+        processors: list[LogitsProcessor] = []
+        for kind in (MinTokensLogitsProcessor, LogitBiasLogitsProcessor):
+            processors.append(kind(*self._arguments))
+            processors[-1].update_state(update)
+        return processors
+
+
+def _batch_request(
+    params: Any, prompt_token_ids: Any, output_token_ids: Sequence[int]
+) -> BatchRequest | None:
+    if params.min_tokens or params.logit_bias:
+        return BatchRequest(params, output_token_ids)
+    return None
 
 
 @contextmanager
@@ -55,13 +128,33 @@ def all_processors() -> Iterator[None]:
         check_attributes(min_tokens, ("min_toks",))
         check_attributes(bias, ("biases",))
         check_attributes(min_p, ("min_p", "min_p_count"))
-        return LogitsProcessors(processors)
+        requests = BatchRequests(vllm_config, device, is_pin_memory)
+        return LogitsProcessors([*processors, requests])
 
     gpu_model_runner.build_logitsprocs = build
     try:
         yield
     finally:
         gpu_model_runner.build_logitsprocs = original
+
+
+def batch_requests(processors: LogitsProcessors) -> BatchRequests | None:
+    """What knows the requests of a batch; None if nothing in the engine does."""
+    for processor in processors.argmax_invariant:
+        if isinstance(processor, BatchRequests):
+            return processor
+    return None
+
+
+def follow_requests(runner: Any) -> None:
+    """Let a runner's batch tell what its requests ask for.
+
+    Args:
+        runner: vLLM's V1 model runner, whose input batch is the final one.
+    """
+    requests = batch_requests(runner.input_batch.logitsprocs)
+    if requests is not None:  # a pooling model has none
+        requests.runner = runner
 
 
 def bias_of(sampling_metadata: Any) -> LogitBiasLogitsProcessor | None:
@@ -121,59 +214,3 @@ def _is_idle(processor: Any) -> bool:
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases
-
-
-def add_bias(
-    # [num_draft_tokens, vocab_size]
-    logits: torch.Tensor,
-    num_draft_tokens: Sequence[int],
-    sampling_metadata: Any,
-) -> None:
-    """Add each request's biases to the rows of its draft tokens, in place.
-
-    Args:
-        logits: Of the target, the rows of a request together.
-        num_draft_tokens: Of each request.
-        sampling_metadata: vLLM's, of the batch.
-    """
-    processor = bias_of(sampling_metadata)
-    if processor is None:
-        return
-    starts = [0, *accumulate(num_draft_tokens)]
-    entries = [
-        (row, token_id, bias)
-        for request, biases in processor.biases.items()
-        for row in range(starts[request], starts[request + 1])
-        for token_id, bias in biases.items()
-    ]
-    if entries:
-        rows, token_ids, values = zip(*entries, strict=True)
-        where = torch.tensor([rows, token_ids], device=logits.device)
-        logits[where[0], where[1]] += logits.new_tensor(values)
-
-
-def cut_by_min_p(
-    # [num_draft_tokens, vocab_size]
-    logits: torch.Tensor,
-    num_draft_tokens: Sequence[int],
-    sampling_metadata: Any,
-) -> None:
-    """Exclude what each request's ``min_p`` excludes, in place.
-
-    Before the temperature is applied: it is for comparing only.
-
-    Args:
-        logits: Of the target, with everything else that comes before the temperature.
-        num_draft_tokens: Of each request.
-        sampling_metadata: vLLM's, of the batch.
-    """
-    processor = min_p_of(sampling_metadata)
-    temperature = sampling_metadata.temperature
-    if processor is None or temperature is None:
-        return  # greedy: nothing changes
-    lengths = torch.tensor(num_draft_tokens, device=logits.device)
-    of_rows = copy.copy(processor)
-    of_rows.min_p = processor.min_p.repeat_interleave(lengths, dim=0)
-    divisors = temperature[: len(lengths)].repeat_interleave(lengths)[:, None]
-    kept = of_rows.apply(logits / divisors.masked_fill(divisors == 0, 1.0))
-    logits.masked_fill_(kept == -torch.inf, -torch.inf)

@@ -29,6 +29,7 @@ from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tok
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.first_pass_v1 import FIRST_PASS_ATTRIBUTES
 from vllm_mtp.integration.judging_v1 import DraftJudge, judge_unverified
+from vllm_mtp.integration.logprobs_v1 import answer_each_request
 from vllm_mtp.integration.no_drafts_v1 import (
     NO_DRAFT_ATTRIBUTES,
     shorten_steps_without_drafts,
@@ -356,10 +357,12 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
 
 def _replace_samplers(runner: Any) -> None:
     sample_fast_on_cpu(runner.sampler)
+    answer_each_request(runner)
     sampler = MTPPlusRejectionSampler(
         runner.sampler, runner.speculative_config, runner.device
     )
     sampler.tests_blocks = verifies_blocks(runner.vllm_config)
+    sampler.hears_tokens_late = runner.use_async_scheduling
     sampler.after_verification = runner.drafter.after_verification
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()

@@ -47,6 +47,11 @@ CORE: tuple[Seam, ...] = (
             "request_id",
         ),
     ),
+    Seam(
+        "core",
+        _SCHED + "scheduler.Scheduler._update_request_as_session",
+        ("session", "update"),
+    ),
     Seam("core", _SCHED + "scheduler.Scheduler.schedule"),
     Seam("core", _SCHED + "scheduler.Scheduler.add_request", ("request",)),
     Seam("core", _SCHED + "async_scheduler.AsyncScheduler"),

@@ -4,6 +4,8 @@ from vllm_mtp.integration.seam import Seam
 
 _V1 = "vllm.v1.spec_decode."
 _PROPOSER = _V1 + "llm_base_proposer.SpecDecodeBaseProposer."
+_SAMPLER = "vllm.v1.sample.sampler.Sampler."
+_THINKING = "vllm.v1.sample.thinking_budget_state.ThinkingBudgetStateHolder."
 _PROCESSORS = "vllm.v1.sample.logits_processor.builtin."
 _LAYERS = "vllm.model_executor.layers."
 
@@ -160,10 +162,69 @@ V1: tuple[Seam, ...] = (
         ("num_tokens", "num_draft_tokens", "generators", "device"),
     ),
     Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE"),
+    # Rows of a verification (verification_v1.py, verified_rows_v1.py, logprobs_v1.py)
     Seam(
         "v1",
-        "vllm.v1.sample.rejection_sampler.RejectionSampler.apply_logits_processors",
-        ("logits", "sampling_metadata", "metadata"),
+        _SAMPLER + "apply_logits_processors",
+        ("logits", "sampling_metadata", "predict_bonus_token"),
+    ),
+    Seam("v1", _SAMPLER + "sample", ("logits", "sampling_metadata")),
+    Seam("v1", _SAMPLER + "apply_temperature", ("logits", "temp", "all_random")),
+    Seam("v1", _SAMPLER + "compute_logprobs", ("logits",)),
+    Seam(
+        "v1",
+        _SAMPLER + "gather_logprobs",
+        ("logprobs", "num_logprobs", "token_ids"),
+    ),
+    Seam(
+        "v1",
+        _SAMPLER + "gather_specific_token_logprobs",
+        ("logprobs", "logprob_token_ids", "sampled"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.metadata.SamplingMetadata",
+        (
+            "temperature",
+            "top_p",
+            "top_k",
+            "generators",
+            "prompt_token_ids",
+            "frequency_penalties",
+            "presence_penalties",
+            "repetition_penalties",
+            "output_token_ids",
+            "spec_token_ids",
+            "allowed_token_ids_mask",
+            "bad_words_token_ids",
+            "logitsprocs",
+            "logprob_token_ids",
+            "max_num_logprobs",
+            "thinking_budget_state_holder",
+        ),
+    ),
+    # Thinking budgets (thinking_budgets_v1.py)
+    Seam(
+        "v1",
+        _THINKING + "__init__",
+        (
+            "reasoning_config",
+            "max_num_seqs",
+            "num_spec_tokens",
+            "device",
+            "is_pin_memory",
+        ),
+    ),
+    Seam(
+        "v1",
+        _THINKING + "update_state",
+        ("output_token_ids", "spec_token_ids", "repeat_indices"),
+    ),
+    Seam("v1", _THINKING + "_update_think_state", ("state",)),
+    Seam(
+        "v1",
+        _THINKING + "_init_state_entry",
+        ("prompt_tok_ids", "thinking_token_budget"),
     ),
     # Sampling on a CPU (sampling_v1.py)
     Seam(
@@ -181,9 +242,9 @@ V1: tuple[Seam, ...] = (
         "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
         ("logits", "k", "p"),
     ),
-    Seam("v1", "vllm.v1.sample.sampler.Sampler.greedy_sample", ("logits",)),
+    Seam("v1", _SAMPLER + "greedy_sample", ("logits",)),
     Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES"),
-    # Biases and min_p of draft tokens (logits_processors_v1.py)
+    # What requests ask of their logits (logits_processors_v1.py)
     Seam(
         "v1",
         "vllm.v1.worker.gpu_model_runner.build_logitsprocs",
@@ -199,6 +260,17 @@ V1: tuple[Seam, ...] = (
     Seam("v1", _PROCESSORS + "LogitBiasLogitsProcessor.apply", ("logits",)),
     Seam("v1", _PROCESSORS + "MinPLogitsProcessor.apply", ("logits",)),
     Seam("v1", _PROCESSORS + "MinTokensLogitsProcessor"),
+    Seam(
+        "v1",
+        _PROCESSORS + "process_dict_updates",
+        ("req_entries", "batch_update", "new_state"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.sample.logits_processor.interface.BatchUpdate",
+        ("batch_size", "removed", "added", "moved"),
+    ),
+    Seam("v1", "vllm.v1.sample.logits_processor.interface.LogitsProcessor"),
     # Drawn drafts that are not verified (judging_v1.py)
     Seam(
         "v1",

@@ -1,12 +1,12 @@
 """Model Runner V1: vLLM's rejection sampler, with more than one acceptance test."""
 
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import rejection_sampler as theirs
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from vllm_mtp.drafting.temperature import MAX_ROWS
@@ -17,11 +17,12 @@ from vllm_mtp.integration.block_verification_v1 import (
     verify_blocks,
 )
 from vllm_mtp.integration.logits_processors_v1 import (
-    add_bias,
-    cut_by_min_p,
+    batch_requests,
     is_plainly_greedy,
     is_plainly_sampled,
 )
+from vllm_mtp.integration.logprobs_v1 import gather_logprobs
+from vllm_mtp.integration.verified_rows_v1 import verified_rows
 from vllm_mtp.verification.drawing import draw
 from vllm_mtp.verification.likeliest import likeliest_tokens
 
@@ -36,16 +37,12 @@ class MTPPlusRejectionSampler(RejectionSampler):
     drafter: Any = None
     """Ours, where drafts come from a draft vocabulary and may be drawn."""
     tests_blocks = False
+    hears_tokens_late = False
+    """Whether scheduling is async: vLLM's processors then count tokens by guesses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._steps_to_lesson = 0
-        # vLLM's own method, but for the acceptance test that it calls.
-        original: Any = RejectionSampler.forward
-        names = {**original.__globals__, "rejection_sample": self._verify}
-        self._sample_drafts = FunctionType(
-            original.__code__, names, "forward", original.__defaults__
-        )
 
     def forward(
         self,
@@ -57,41 +54,122 @@ class MTPPlusRejectionSampler(RejectionSampler):
         sampling_metadata: Any,
     ) -> SamplerOutput:
         if metadata.max_spec_len == 0:
-            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+            if not self._counts_by_guesses(sampling_metadata):
+                return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+            return self._verify_rows(metadata, None, logits, sampling_metadata)
         if is_plainly_greedy(sampling_metadata):
-            output = self._compare_drafts(metadata, logits, sampling_metadata)
+            choices = likeliest_tokens(logits)
+            output = SamplerOutput(
+                self._compare_drafts(metadata, choices, logits, sampling_metadata), None
+            )
         elif self.tests_blocks and is_plainly_sampled(sampling_metadata):
             output = self._test_drafts(metadata, draft_probs, logits, sampling_metadata)
         else:
-            output = self._sample_drafts(
-                self, metadata, draft_probs, logits, sampling_metadata
-            )
+            output = self._verify_rows(metadata, draft_probs, logits, sampling_metadata)
         if self.after_verification is not None:
             self.after_verification(output.sampled_token_ids)
         return output
 
-    def _compare_drafts(
+    def _counts_by_guesses(self, sampling_metadata: Any) -> bool:
+        requests = batch_requests(sampling_metadata.logitsprocs)
+        return (
+            self.hears_tokens_late and requests is not None and requests.have_min_tokens
+        )
+
+    def _verify_rows(
         self,
         metadata: Any,
+        # [num_draft_tokens, vocab_size], or columns of a draft vocabulary
+        draft_probs: torch.Tensor | None,
         # [num_draft_tokens + num_reqs, vocab_size]
         logits: torch.Tensor,
         sampling_metadata: Any,
     ) -> SamplerOutput:
-        """Of greedy requests. vLLM copies every row twice before it looks for the
-        likeliest token: 10 of 15 ms for 32 rows of 131,072 tokens on a CPU."""
-        choices = likeliest_tokens(logits)
-        bonus_token_ids = choices[metadata.bonus_logits_indices].to(torch.int32)
-        sampled_token_ids = self._verify(
+        """Of any requests: what vLLM's sampler does to a request, done to each row."""
+        given, sampler = sampling_metadata, self.sampler
+        rows = verified_rows(metadata, given)
+        processed = sampler.apply_logits_processors(
+            logits.to(torch.float32, copy=True), rows.sampling, False
+        )
+        if given.all_greedy:
+            choices = sampler.greedy_sample(processed)
+            token_ids = self._compare_drafts(metadata, choices, processed, given)
+        else:
+            bonus = processed[metadata.bonus_logits_indices]
+            bonus_token_ids = sampler.sample(bonus, given)[0].to(torch.int32)[:, None]
+            processed = _constrained(sampler, processed, rows.sampling)
+            token_ids = bonus_token_ids
+            if metadata.max_spec_len:
+                token_ids = self._verify(
+                    metadata.draft_token_ids,
+                    metadata.num_draft_tokens,
+                    metadata.max_spec_len,
+                    metadata.cu_num_draft_tokens,
+                    draft_probs,
+                    processed[metadata.target_logits_indices],
+                    bonus_token_ids,
+                    given,
+                )
+        final = processed if self.is_processed_logprobs_mode else logits.float()
+        return SamplerOutput(
+            token_ids, self._logprobs(final, rows.starts, token_ids, given)
+        )
+
+    def _logprobs(
+        self,
+        # [num_draft_tokens + num_reqs, vocab_size]
+        logits: torch.Tensor,
+        # first row of each request, and the number of rows
+        starts: Sequence[int],
+        # [num_reqs, max_sampled], -1 where there is none
+        token_ids: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> LogprobsTensors | None:
+        """Of each place of ``token_ids``, one after the other."""
+        given, width = sampling_metadata, token_ids.shape[1]
+        if given.max_num_logprobs is None and not given.logprob_token_ids:
+            return None
+        places = torch.tensor(starts[:-1], device=logits.device)[:, None]
+        places = places + torch.arange(width, device=logits.device)
+        values = logits[places.flatten().clamp(max=len(logits) - 1)]
+        if not self.is_logits_logprobs_mode:
+            values = self.sampler.compute_logprobs(values)
+        ids = {
+            request * width + position: asked
+            for request, asked in (given.logprob_token_ids or {}).items()
+            for position in range(width)
+        }
+        return gather_logprobs(
+            values, token_ids.flatten().clamp(min=0).long(), given.max_num_logprobs, ids
+        )
+
+    def _compare_drafts(
+        self,
+        metadata: Any,
+        # [num_draft_tokens + num_reqs]
+        choices: torch.Tensor,
+        # [num_draft_tokens + num_reqs, vocab_size]
+        logits: torch.Tensor,
+        sampling_metadata: Any,
+    ) -> torch.Tensor:
+        """``[num_reqs, max_spec_len + 1]`` int32, of greedy requests.
+
+        vLLM copies every row twice before it looks for the likeliest token: 10 of 15 ms
+        for 32 rows of 131,072 tokens on a CPU.
+        """
+        bonus = choices[metadata.bonus_logits_indices].to(torch.int32)
+        if not metadata.max_spec_len:
+            return bonus[:, None]
+        return self._verify(
             metadata.draft_token_ids,
             metadata.num_draft_tokens,
             metadata.max_spec_len,
             metadata.cu_num_draft_tokens,
             None,
             _Choices(choices[metadata.target_logits_indices], logits.shape[1]),
-            bonus_token_ids[:, None],
+            bonus[:, None],
             sampling_metadata,
         )
-        return SamplerOutput(sampled_token_ids, logprobs_tensors=None)
 
     def _test_drafts(
         self,
@@ -128,20 +206,6 @@ class MTPPlusRejectionSampler(RejectionSampler):
         )
         return SamplerOutput(sampled_token_ids, logprobs_tensors=None)
 
-    def apply_logits_processors(
-        self,
-        # [num_draft_tokens, vocab_size]
-        logits: torch.Tensor,
-        sampling_metadata: Any,
-        metadata: Any,
-    ) -> torch.Tensor:
-        lengths = metadata.num_draft_tokens
-        # Biases add, penalties scale: in the order of vLLM's sampler.
-        add_bias(logits, lengths, sampling_metadata)
-        logits = super().apply_logits_processors(logits, sampling_metadata, metadata)
-        cut_by_min_p(logits, lengths, sampling_metadata)
-        return logits
-
     def _verify(
         self,
         # [num_draft_tokens]
@@ -158,7 +222,6 @@ class MTPPlusRejectionSampler(RejectionSampler):
         # [num_reqs, 1]
         bonus_token_ids: torch.Tensor,
         sampling_metadata: Any,
-        **options: Any,
     ) -> torch.Tensor:
         """``[num_reqs, max_spec_len + 1]`` int32, like vLLM's ``rejection_sample``."""
         if draft_probs is not None:
@@ -181,7 +244,9 @@ class MTPPlusRejectionSampler(RejectionSampler):
             target_logits,
             bonus_token_ids,
             sampling_metadata,
-            **options,
+            synthetic_mode=self.synthetic_mode,
+            synthetic_conditional_rates=self.synthetic_conditional_rates,
+            use_fp64_gumbel=self.use_fp64_gumbel,
         )
 
     def _whole(self, probs: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -227,6 +292,22 @@ class MTPPlusRejectionSampler(RejectionSampler):
         if draft_probs.shape[1] != target.shape[1]:
             target = target[:, self._vocabulary.token_ids]
         self.drafter.draft_temperature.observe(target, draft_probs[rows])
+
+
+def _constrained(
+    sampler: Any,
+    # [num_rows, vocab_size], changed in place
+    logits: torch.Tensor,
+    # of the rows, not all of them greedy
+    sampling_metadata: Any,
+) -> torch.Tensor:
+    """Logits of what rows are sampled from, as in vLLM's ``Sampler.sample``."""
+    given = sampling_metadata
+    logits = sampler.apply_temperature(logits, given.temperature, given.all_random)
+    for processor in given.logitsprocs.argmax_invariant:
+        logits = processor.apply(logits)
+    constrained: torch.Tensor = apply_top_k_top_p(logits, given.top_k, given.top_p)
+    return constrained
 
 
 class _Choices:

@@ -71,6 +71,15 @@ class ReplacesDrafter(Worker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
+        if not self.use_v2_model_runner:
+            from vllm_mtp.integration.logits_processors_v1 import follow_requests
+            from vllm_mtp.integration.thinking_budgets_v1 import (
+                replace_thinking_budgets,
+            )
+
+            # Only now vLLM's batch is the one that requests come to.
+            follow_requests(self.model_runner)
+            replace_thinking_budgets(self.model_runner)
         if self.rollback.scrubs:
             self.rollback.bind_kv_caches(
                 self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)

@@ -130,61 +130,78 @@ def takes_the_bonus_token_from_the_row_before(
     _change_argument(patch, BONUS, change)
 
 
-def _change_sampling_of_drafts(
-    patch: pytest.MonkeyPatch, runner: Any, change: Callable[[Any], dict[str, Any]]
+def _change_rows_of_drafts(
+    patch: pytest.MonkeyPatch, change: Callable[[Any, torch.Tensor], dict[str, Any]]
 ) -> None:
     """Rows of draft tokens forget a sampling parameter; the bonus row keeps it."""
-    names = runner.rejection_sampler._sample_drafts.__globals__
-    original = names["apply_sampling_constraints"]
+    from vllm_mtp.integration import verification_v1
 
-    def wrong(logits: Any, ends: Any, sampling: Any) -> Any:
-        return original(logits, ends, replace(sampling, **change(sampling)))
+    def wrong(rows: Any, metadata: Any, sampling: Any) -> Any:
+        found = rows(metadata, sampling)
+        is_draft = torch.ones(found.starts[-1], dtype=torch.bool)
+        is_draft[metadata.bonus_logits_indices] = False
+        changed = replace(found.sampling, **change(found.sampling, is_draft))
+        return found._replace(sampling=changed)
 
-    patch.setitem(names, "apply_sampling_constraints", wrong)
+    _wrap(patch, verification_v1, "verified_rows", wrong)
 
 
 def forgets_the_temperature(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    _change_sampling_of_drafts(
-        patch, runner, lambda s: {"temperature": torch.ones_like(s.temperature)}
+    _change_rows_of_drafts(
+        patch, lambda s, rows: {"temperature": s.temperature.masked_fill(rows, 1.0)}
     )
 
 
 def forgets_top_k(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    _change_sampling_of_drafts(patch, runner, lambda s: {"top_k": None})
-
-
-def forgets_penalties(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    patch.setattr(
-        runner.rejection_sampler, "apply_penalties", lambda logits, *args: logits
+    every = runner.input_batch.vocab_size
+    _change_rows_of_drafts(
+        patch, lambda s, rows: {"top_k": s.top_k.masked_fill(rows, every)}
     )
 
 
-def _verification() -> Any:
-    from vllm_mtp.integration import verification_v1
-
-    return verification_v1
+def forgets_penalties(patch: pytest.MonkeyPatch, runner: Any) -> None:
+    neutral = {"presence": 0.0, "frequency": 0.0, "repetition": 1.0}
+    _change_rows_of_drafts(
+        patch,
+        lambda s, rows: {
+            (field := f"{name}_penalties"): getattr(s, field).masked_fill(rows, value)
+            for name, value in neutral.items()
+        },
+    )
 
 
 def forgets_min_p(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    patch.setattr(_verification(), "cut_by_min_p", lambda *args: None)
+    def change(sampling: Any, rows: torch.Tensor) -> dict[str, Any]:
+        for processor in sampling.logitsprocs.argmax_invariant:
+            processor.min_p = processor.min_p.masked_fill(rows[:, None], 0.0)
+        return {}
+
+    _change_rows_of_drafts(patch, change)
+
+
+def _forget_biases(sampling: Any, rows: torch.Tensor) -> dict[str, Any]:
+    for processor in sampling.logitsprocs.non_argmax_invariant:
+        if getattr(processor, "biases", None):
+            row, token_id = processor.logits_slice
+            kept = ~rows[row.long()]
+            processor.logits_slice = row[kept], token_id[kept]
+            processor.bias_tensor = processor.bias_tensor[kept]
+    return {}
 
 
 def forgets_the_bias(patch: pytest.MonkeyPatch, runner: Any) -> None:
-    patch.setattr(_verification(), "add_bias", lambda *args: None)
+    _change_rows_of_drafts(patch, _forget_biases)
 
 
 def adds_the_bias_to_the_first_draft_token_only(
     patch: pytest.MonkeyPatch, runner: Any
 ) -> None:
-    def wrong(add: Any, logits: Any, lengths: list[int], sampling: Any) -> None:
-        unbiased = logits.clone()
-        add(logits, lengths, sampling)
-        counts = torch.tensor(lengths)
-        firsts = (counts.cumsum(0) - counts)[counts > 0]
-        unbiased[firsts] = logits[firsts]
-        logits.copy_(unbiased)
+    def change(sampling: Any, rows: torch.Tensor) -> dict[str, Any]:
+        # The row before the first of a request is a bonus row, or there is none.
+        is_first = rows & ~torch.cat([torch.tensor([False]), rows[:-1]])
+        return _forget_biases(sampling, rows & ~is_first)
 
-    _wrap(patch, _verification(), "add_bias", wrong)
+    _change_rows_of_drafts(patch, change)
 
 
 # -- the proposal that it is told ------------------------------------------------
