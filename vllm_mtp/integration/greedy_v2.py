@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
 )
 
 from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.integration.listed_logprobs_v2 import ScoresListedTokens
 from vllm_mtp.kernels.dispatch import Backend, choose
 from vllm_mtp.records import GreedyStep
 
@@ -164,7 +165,8 @@ def compares_tokens_alone(runner: Any) -> bool:
     ranks for another way.
     """
     sampler, rejection = runner.sampler, runner.rejection_sampler
-    if type(sampler) is not Sampler or type(rejection) is not RejectionSampler:
+    is_known = type(rejection) in (RejectionSampler, ScoresListedTokens)
+    if type(sampler) is not Sampler or not is_known:
         return False
     check_attributes(sampler, SAMPLER_ATTRIBUTES)
     check_attributes(rejection, REJECTION_ATTRIBUTES)

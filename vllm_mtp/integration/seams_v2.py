@@ -55,7 +55,49 @@ V2: tuple[Seam, ...] = (
         ),
     ),
     Seam("v2", _V2 + "rejection_sampler.get_max_chunk_logits", ("vocab_size",)),
-    Seam("v2", _V2 + "rejection_sampler.RejectionSampler", ("sampler", "spec_config")),
+    Seam(
+        "v2",
+        _V2 + "rejection_sampler.RejectionSampler",
+        ("sampler", "spec_config", "device", "watermark_key"),
+    ),
+    # Logprobs of listed tokens (listed_logprobs_v2.py)
+    Seam(
+        "v2",
+        _V2 + "rejection_sampler.RejectionSampler._verify_in_chunks",
+        ("logits", "input_batch"),
+    ),
+    Seam(
+        "v2",
+        _V2 + "rejection_sampler.RejectionSampler._get_logprobs_tensors",
+        (
+            "sampled",
+            "num_sampled",
+            "logits",
+            "cu_num_logits",
+            "cu_num_logits_np",
+            "max_num_logprobs",
+        ),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.sample.logprob.compute_topk_scores",
+        (
+            "logits",
+            "num_logprobs",
+            "sampled_token_ids",
+            "cu_num_logits",
+            "logprob_token_ids_state",
+            "expanded_idx_mapping",
+            "max_per_req_token_ids",
+            "logits_mode",
+        ),
+    ),
+    Seam(
+        "v2",
+        "vllm.v1.worker.gpu.sample.logprob.LogprobTokenIdsState.max_num_token_ids",
+        ("idx_mapping_np",),
+    ),
+    Seam("v2", "vllm.v1.worker.gpu.model_runner.GPUModelRunner.load_model"),
     Seam(
         "v2",
         "vllm.v1.worker.gpu.sample.sampler.Sampler.apply_sampling_params",

@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.draft_vocab_v2 import DraftsFromVocabulary, follow_tokens
 from vllm_mtp.integration.greedy_v2 import verify_greedy_steps
+from vllm_mtp.integration.listed_logprobs_v2 import score_listed_tokens
 from vllm_mtp.integration.pause_v2 import (
     PAUSE_ATTRIBUTES,
     RestsWhileOff,
@@ -189,5 +190,6 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator.prepare_to_rest()
     rest_like_a_target_alone(runner, runner.speculator)
     verify_greedy_steps(runner)
+    score_listed_tokens(runner)
     if isinstance(runner.speculator, DraftsFromVocabulary):
         follow_tokens(runner, runner.speculator)
