@@ -126,7 +126,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
 
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
-        _let_the_cpu_schedule_async()
+        let_the_cpu_schedule_async()
     if arguments.pop("never_rest", False):
         _never_rest()
     compared, resting = _count_steps() if jobs.v2 else ([0], [0])
@@ -230,7 +230,7 @@ def _watch(llm: Any) -> Any:
     return watch_on_worker(llm)
 
 
-def _let_the_cpu_schedule_async() -> None:
+def let_the_cpu_schedule_async() -> None:
     """The CPU platform switches async scheduling off, though it works there."""
     from vllm_mtp.integration import engine_args
 
