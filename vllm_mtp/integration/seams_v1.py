@@ -220,6 +220,7 @@ V1: tuple[Seam, ...] = (
         _THINKING + "update_state",
         ("output_token_ids", "spec_token_ids", "repeat_indices"),
     ),
+    Seam("v1", _THINKING + "sync_batch", ("batch_update",)),
     Seam("v1", _THINKING + "_update_think_state", ("state",)),
     Seam(
         "v1",

@@ -1,9 +1,13 @@
 """Model Runner V1: thinking budgets that do not depend on how many tokens a step has.
 
-vLLM's state machine counts steps: it is right where each step commits one token, or
-verifies as many draft tokens as the engine ever does. Here it takes one token after
-the other, as in an engine without speculation, and goes on for a moment over the draft
-tokens of a verification, on copies.
+A workaround of vLLM 0.32 and 0.33 (docs/upstream/thinking-budget.md). vLLM's state
+machine counts steps: it is right where each step commits one token, or verifies as many
+draft tokens as the engine ever does. Here it takes one token after the other, as in an
+engine without speculation, and goes on for a moment over the draft tokens of a
+verification, on copies.
+
+Without speculation, too, vLLM leaves the state of a request that has ended where the
+batch's last request moves to, which then is made to end its thinking.
 """
 
 import copy
@@ -11,6 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 _NUM_SEEN = "num_seen"
@@ -32,6 +38,20 @@ class ThinkingBudgets(ThinkingBudgetStateHolder):
         """
         # As in an engine that drafts nothing.
         super().__init__(reasoning_config, max_num_rows, 0, device, False)
+
+    def sync_batch(self, batch_update: BatchUpdate | None) -> None:
+        """Follow requests that come, go and move."""
+        process_dict_updates(self._state, batch_update, self._first_state)
+
+    def _first_state(
+        self, params: Any, prompt_token_ids: Any, output_token_ids: Any
+    ) -> dict[str, Any] | None:
+        if params.thinking_token_budget is None:
+            return None
+        state: dict[str, Any] = self._init_state_entry(
+            prompt_token_ids, params.thinking_token_budget
+        )
+        return state
 
     def update_state(
         self,
