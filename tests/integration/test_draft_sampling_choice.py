@@ -27,6 +27,7 @@ def config(
     *,
     v2: bool,
     max_num_seqs: int = 256,
+    watermarks: bool = False,
     **own: Any,
 ) -> Any:
     """Of a model with 152k tokens in bfloat16 at K = 8."""
@@ -47,6 +48,7 @@ def config(
         additional_config={SETTINGS_KEY: settings.model_dump(mode="json")},
         speculative_config=speculation,
         use_v2_model_runner=v2,
+        watermark_config="a key" if watermarks else None,
         num_speculative_tokens=8,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         model_config=SimpleNamespace(
@@ -86,6 +88,7 @@ def test_drafts_are_drawn_where_the_memory_for_it_is_small(
         (config(v2=False), True, True),
         (config(v2=False), False, False),
         (config(v2=True), False, True),
+        (config(v2=True, watermarks=True), False, False),
         (config(test="standard", v2=False), True, False),
         (config(test="standard", v2=True), False, False),
         (config(test="block", v2=False), False, True),

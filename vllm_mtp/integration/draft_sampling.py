@@ -62,11 +62,13 @@ def verifies_blocks(vllm_config: Any) -> bool:
 
     Where that is cheap: V2 has vLLM's kernels for it. Ours for V1 passes over whole
     rows a few times more than vLLM's test and waits for the device twice; on a CPU
-    that is nothing beside the target's pass, on a GPU nobody has measured it.
+    that is nothing beside the target's pass, on a GPU nobody has measured it. Where
+    texts are watermarked vLLM refuses every sampled request of such an engine.
     """
     method = settings_of(vllm_config).rejection_sample_method
     if method == AUTO:
-        return bool(vllm_config.use_v2_model_runner or current_platform.is_cpu())
+        is_cheap = vllm_config.use_v2_model_runner or current_platform.is_cpu()
+        return bool(is_cheap and vllm_config.watermark_config is None)
     return bool(method == BLOCK)
 
 
