@@ -2,7 +2,8 @@
 
 Bad options of ours are refused with status 400. ``min_p`` and ``logit_bias``, which
 vLLM refuses wherever it speculates, are let in: on Model Runner V2 vLLM's own sampler
-applies them to draft tokens, too, on V1 ours does (`logits_processors_v1`).
+applies them to draft tokens, too, on V1 ours does (`logits_processors_v1`). A grammar
+that cannot go back is refused here, where vLLM fails while it compiles it.
 """
 
 import functools
@@ -14,10 +15,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.settings import SETTINGS_KEY
 from vllm_mtp.integration.wrapping import wrap_once
 from vllm_mtp.request_options import pinned_draft_length
+
+_CANNOT_GO_BACK = "lm-format-enforcer"
+"""Backend of structured outputs whose grammars keep no past states."""
 
 _is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 """Whether the request that is being validated goes to an engine with our method."""
@@ -45,6 +49,7 @@ def _wrap_all(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         except ConfigError as error:
             raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
+        _refuse_grammars(params, config.structured_outputs_config.backend)
         token = _is_ours.set(True)
         try:
             return original(self, params, *args, **kwargs)
@@ -52,6 +57,16 @@ def _wrap_all(original: Callable[..., Any]) -> Callable[..., Any]:
             _is_ours.reset(token)
 
     return _validate_params
+
+
+def _refuse_grammars(params: Any, backend: str) -> None:
+    if backend == _CANNOT_GO_BACK and getattr(params, "structured_outputs", None):
+        raise VLLMValidationError(
+            f"structured_outputs is not served with backend {backend!r} and method "
+            f"{METHOD!r}: start the server with backend 'xgrammar', 'guidance' or "
+            "'outlines'.",
+            parameter="structured_outputs",
+        )
 
 
 def _wrap_spec_decode(original: Callable[..., None]) -> Callable[..., None]:
