@@ -10,6 +10,7 @@ from vllm.engine.arg_utils import EngineArgs
 from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.integration import engine_args
 from vllm_mtp.integration.plugin import register
+from vllm_mtp.integration.wrapping import is_wrapped
 
 CONFIGS = {
     "none": None,
@@ -84,7 +85,7 @@ def test_the_engine_config_is_the_same_as_without_the_plugin(
     engine_args.uninstall()
     without = build()
     register()
-    assert engine_args._originals
+    assert is_wrapped(EngineArgs, "create_engine_config")
     with_plugin = build()
     assert without_identity(with_plugin) == without_identity(without)
     assert with_plugin.compute_hash() == without.compute_hash()

@@ -10,7 +10,6 @@ result on untouched unless the method is ours.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,44 +31,33 @@ from vllm_mtp.drafting.vocabulary_list import (
     read_vocabulary_list,
 )
 from vllm_mtp.integration import checkpoint, compat
-from vllm_mtp.integration.classes import name_our_classes
+from vllm_mtp.integration.classes import WORKERS, name_our_classes
 from vllm_mtp.integration.command_line import clear_exit
 from vllm_mtp.integration.draft_sampling import choose_methods
 from vllm_mtp.integration.settings import SETTINGS_KEY
+from vllm_mtp.integration.wrapping import unwrap, wrap_once
 
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Top-level aliases of vLLM for keys of the speculative config."""
 
 _REQUEST_METRICS = "per_request_spec_decode_metrics"
 
-_originals: dict[str, Any] = {}
-"""vLLM's own functions by name while the seam is installed."""
-
 
 def install() -> None:
     """Wrap ``EngineArgs``; a second call changes nothing."""
-    if _originals:
-        return
-    for name, wrap in (
-        ("create_engine_config", _wrap_create_engine_config),
-        ("create_speculative_config", _wrap_create_speculative_config),
-        ("add_cli_args", _wrap_add_cli_args),
-    ):
-        _originals[name] = EngineArgs.__dict__[name]
-        setattr(EngineArgs, name, wrap(_originals[name]))
+    for name, wrap in _WRAPPERS.items():
+        wrap_once(EngineArgs, name, wrap)
 
 
 def uninstall() -> None:
     """Put vLLM's own functions back."""
-    for name, original in _originals.items():
-        setattr(EngineArgs, name, original)
-    _originals.clear()
+    for name in _WRAPPERS:
+        unwrap(EngineArgs, name)
 
 
 def _wrap_create_engine_config(
     original: Callable[..., VllmConfig],
 ) -> Callable[..., VllmConfig]:
-    @functools.wraps(original)
     def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
         if not _is_ours(self):
             return original(self, *args, **kwargs)
@@ -94,7 +82,6 @@ def _wrap_create_engine_config(
 def _wrap_create_speculative_config(
     original: Callable[..., SpeculativeConfig | None],
 ) -> Callable[..., SpeculativeConfig | None]:
-    @functools.wraps(original)
     def create_speculative_config(
         self: EngineArgs, target_model_config: Any, target_parallel_config: Any
     ) -> SpeculativeConfig | None:
@@ -105,16 +92,22 @@ def _wrap_create_speculative_config(
     return create_speculative_config
 
 
-def _wrap_add_cli_args(original: staticmethod) -> staticmethod:
-    @functools.wraps(original.__func__)
+def _wrap_add_cli_args(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def add_cli_args(parser: Any) -> Any:
-        parser = original.__func__(parser)
+        parser = original(parser)
         for action in parser._actions:
             if "--spec-method" in action.option_strings:
                 action.choices = [*action.choices, METHOD]
         return parser
 
-    return staticmethod(add_cli_args)
+    return add_cli_args
+
+
+_WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "create_engine_config": _wrap_create_engine_config,
+    "create_speculative_config": _wrap_create_speculative_config,
+    "add_cli_args": _wrap_add_cli_args,
+}
 
 
 def _is_ours(args: EngineArgs) -> bool:
@@ -201,6 +194,8 @@ def _check_draft_vocab(own: MTPPlusConfig, model_config: Any) -> None:
 
 
 def _finish(config: VllmConfig) -> None:
+    if config.parallel_config.worker_cls in WORKERS.values():
+        return  # by a wrapper of ours that a decorator around it has hidden
     if SETTINGS_KEY not in config.additional_config:
         raise ConfigError(
             f"model {config.model_config.model!r} brings its own speculative config "

@@ -6,7 +6,6 @@ applies them to draft tokens, too, on V1 ours does (`logits_processors_v1`). A g
 that cannot go back is refused here, where vLLM fails while it compiles it.
 """
 
-import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -38,7 +37,6 @@ def install() -> None:
 
 
 def _wrap_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _validate_params(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config
         if SETTINGS_KEY not in config.additional_config:
@@ -70,7 +68,6 @@ def _refuse_grammars(params: Any, backend: str) -> None:
 
 
 def _wrap_spec_decode(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def _validate_spec_decode(self: Any, speculative_config: Any) -> None:
         if not _is_ours.get():
             original(self, speculative_config)

@@ -1,6 +1,5 @@
 """Responses also say the mean K of their request, beside vLLM's figures."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ def install() -> None:
 
 
 def _wrap(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(original)
     def to_dict(self: Any) -> dict[str, Any]:
         figures = original(self)
         num_steps = figures["num_spec_steps"]

@@ -6,7 +6,6 @@ ours joins the others when vLLM has made its own, and only for engines with our 
 It comes first: it takes our counts out of vLLM's statistics before others see them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +91,6 @@ def install() -> None:
 
 
 def _wrap(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         original(self, vllm_config, *args, **kwargs)
         if SETTINGS_KEY in vllm_config.additional_config:
