@@ -16,7 +16,8 @@ class MTPPlusCPUWorker(ReplacesDrafter, CPUWorker):
     """CPU worker, with vLLM's two CPU faults in speculative sampling mended."""
 
     def init_device(self) -> None:
-        mends.mend_expand_kernel()
+        if not self.vllm_config.use_v2_model_runner:  # has a kernel of its own
+            mends.mend_expand_kernel()
         super().init_device()
 
     def _mend_runner(self) -> None:

@@ -16,18 +16,23 @@ seeded requests
     upstream: save and restore the state of a CPU generator instead.
 """
 
+from itertools import count
 from typing import Any
 
 import torch
 from vllm.logger import init_logger
 from vllm.triton_utils.dispatcher import register_kernels
-from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
+
+from vllm_mtp.config import METHOD
+from vllm_mtp.integration.compat import CompatibilityError
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
 
 EXPAND_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
+
+_SEEDS = count(1)
 
 
 def expand_kernel(
@@ -52,12 +57,33 @@ def expand_kernel(
 
 
 def mend_expand_kernel() -> None:
-    """Replace vLLM's faulty CPU kernel; does nothing where it is not in use."""
-    in_use = getattr(rejection_sampler.expand_kernel, "func", None)
-    if in_use is not cpu_triton_utils._expand_kernel_impl:
+    """Replace vLLM's faulty CPU kernel; does nothing where it does its work.
+
+    Raises:
+        CompatibilityError: somebody else has put their own in its place.
+    """
+    if _expands():
         return  # a working Triton, an upstream fix, or mended already
     register_kernels({EXPAND_KERNEL: expand_kernel})
+    if not _expands():
+        # What launches it holds on to another object than the one that is there.
+        raise CompatibilityError(
+            f"method {METHOD!r} cannot mend {EXPAND_KERNEL}, which is wrong on CPUs: "
+            "it was replaced or decorated after vLLM was imported; leave it alone."
+        )
     logger.info("mended vLLM's CPU expand_kernel (speculative sampling at T > 0)")
+
+
+def _expands() -> bool:
+    """Whether the kernel that vLLM calls repeats numbers.
+
+    Tried, not told from which function it is: decorators hide that. A faulty one leaves
+    memory as it was, so the numbers are new ones at each call.
+    """
+    values = torch.rand(2, generator=torch.Generator().manual_seed(next(_SEEDS)))
+    ends = torch.tensor([1, 3], dtype=torch.int32)
+    expanded = rejection_sampler.expand_batch_to_tokens(values, ends, 3)
+    return torch.equal(expanded, values[[0, 1, 1]])
 
 
 class RewindableGenerator(torch.Generator):

@@ -35,8 +35,8 @@ _CPU: tuple[Seam, ...] = (
     Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),
     Seam(
         "cpu",
-        "vllm.utils.cpu_triton_utils._expand_kernel_impl",
-        ("output", "input_val", "cu_num_tokens", "replace_from", "replace_to"),
+        "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
+        ("x", "cu_num_tokens", "num_tokens"),
     ),
     Seam("cpu", "vllm.triton_utils.dispatcher.register_kernels", ("overrides",)),
     Seam("cpu", "vllm.v1.sample.rejection_sampler.expand_kernel"),
