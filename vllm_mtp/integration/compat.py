@@ -1,14 +1,16 @@
 """What this package relies on in vLLM: every symbol and signature, checked at start.
 
-``seams.py`` is the whole list. A symbol that is gone or has lost a parameter is named
-together with the installed version, before any weight is loaded, instead of failing
-in the middle of a step.
+``seams.py`` is the whole list. A symbol that is gone, has lost a parameter or is no
+function or class any more is named together with the installed version, before any
+weight is loaded, instead of failing in the middle of a step. So is one whose parameters
+are hidden by somebody's decorator without ``functools.wraps``.
 """
 
 import inspect
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -81,9 +83,23 @@ def find_problem(seam: Seam) -> str | None:
         symbol = pkgutil.resolve_name(seam.path)
     except (ImportError, AttributeError) as error:
         return f"{seam.path} is missing ({error})"
+    if seam.is_data:
+        return None
+    if seam.is_class and not inspect.isclass(symbol):
+        return f"{seam.path} is no class but {symbol!r:.80}"
+    if not callable(symbol):
+        return f"{seam.path} is no function but {symbol!r:.80}"
     if not seam.parameters:
         return None
-    lost = set(seam.parameters) - set(inspect.signature(symbol).parameters)
+    lost = set(seam.parameters) - _parameters_of(symbol)
     if lost:
         return f"{seam.path} has no parameter {', '.join(sorted(lost))}"
     return None
+
+
+def _parameters_of(symbol: Callable[..., Any]) -> set[str]:
+    """Names; none where a function does not say."""
+    try:
+        return set(inspect.signature(symbol).parameters)
+    except (TypeError, ValueError):
+        return set()

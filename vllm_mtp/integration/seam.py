@@ -11,3 +11,10 @@ class Seam(NamedTuple):
     path: str
     """Dotted module path, then attribute path."""
     parameters: tuple[str, ...] = ()
+    is_data: bool = False
+    """A constant or a property: read, not called."""
+
+    @property
+    def is_class(self) -> bool:
+        """Subclassed or built by us; its name has capitals, as all of vLLM's."""
+        return not self.is_data and self.path.rpartition(".")[2][0].isupper()

@@ -71,7 +71,7 @@ CORE: tuple[Seam, ...] = (
         _SCHED + "output.CachedRequestData",
         ("num_computed_tokens", "req_ids", "resumed_req_ids"),
     ),
-    Seam("core", "vllm.v1.request.Request.use_structured_output"),
+    Seam("core", "vllm.v1.request.Request.use_structured_output", is_data=True),
     Seam("core", "vllm.v1.outputs.DraftTokenIds", ("req_ids", "draft_token_ids")),
     # Requests (request_validation.py)
     Seam(
@@ -154,6 +154,7 @@ CORE: tuple[Seam, ...] = (
     Seam(
         "core",
         "vllm.v1.attention.backend.AttentionBackend.forward_includes_kv_cache_update",
+        is_data=True,
     ),
     Seam("core", "vllm.v1.attention.backend.MLAAttentionImpl.do_kv_cache_update"),
     Seam("core", _LAYERS + "attention.attention.unified_kv_cache_update"),

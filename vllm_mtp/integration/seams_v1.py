@@ -11,7 +11,11 @@ _LAYERS = "vllm.model_executor.layers."
 
 V1: tuple[Seam, ...] = (
     # Resting steps (resting_v1.py)
-    Seam("v1", "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens"),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens",
+        is_data=True,
+    ),
     # Weights in 8 bits (rounded_weights.py)
     Seam(
         "v1",
@@ -42,6 +46,16 @@ V1: tuple[Seam, ...] = (
         ("logits", "spec_decode_metadata"),
     ),
     Seam("v1", "vllm.v1.outputs.SamplerOutput", ("sampled_token_ids",)),
+    # Steps without drafts (no_drafts_v1.py)
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner._calc_spec_decode_metadata",
+        ("num_draft_tokens", "cu_num_scheduled_tokens"),
+    ),
+    Seam(
+        "v1",
+        "vllm.v1.worker.gpu_model_runner.GPUModelRunner._copy_draft_token_ids_to_cpu",
+    ),
     # Model Runner V1 (proposer_v1.py)
     Seam(
         "v1",
@@ -161,7 +175,9 @@ V1: tuple[Seam, ...] = (
         "vllm.v1.sample.rejection_sampler.generate_uniform_probs",
         ("num_tokens", "num_draft_tokens", "generators", "device"),
     ),
-    Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE"),
+    Seam(
+        "v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE", is_data=True
+    ),
     # Rows of a verification (verification_v1.py, verified_rows_v1.py, logprobs_v1.py)
     Seam(
         "v1",
@@ -243,9 +259,15 @@ V1: tuple[Seam, ...] = (
         "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
         ("logits", "k", "p"),
     ),
+<<<<<<< HEAD
     Seam("v1", _SAMPLER + "greedy_sample", ("logits",)),
     Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES"),
     # What requests ask of their logits (logits_processors_v1.py)
+=======
+    Seam("v1", "vllm.v1.sample.sampler.Sampler.greedy_sample", ("logits",)),
+    Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES", is_data=True),
+    # Biases and min_p of draft tokens (logits_processors_v1.py)
+>>>>>>> c6c3550 (compat: a seam that is no function or class any more is named; two functions that we wrap are seams)
     Seam(
         "v1",
         "vllm.v1.worker.gpu_model_runner.build_logitsprocs",
