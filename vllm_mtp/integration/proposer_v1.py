@@ -22,7 +22,8 @@ from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
-from vllm_mtp.integration.compat import check_attributes
+from vllm_mtp.config import METHOD
+from vllm_mtp.integration.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
@@ -325,7 +326,12 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     theirs = getattr(runner, "drafter", None)
     if theirs is None:
         return
-    ours = OURS_BY_THEIRS[type(theirs)]
+    ours = OURS_BY_THEIRS.get(type(theirs))
+    if ours is None:
+        raise CompatibilityError(
+            f"method {METHOD!r} has no drafter to put in the place of {type(theirs)}: "
+            "it knows vLLM's own classes, and not what others made of them."
+        )
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)

@@ -8,9 +8,8 @@ our wrappers, and what was kept of them is handed out when something else comes,
 after a few dozen.
 """
 
-from collections.abc import Sequence
-from types import MethodType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -88,32 +87,40 @@ class _Streak:
                 drafter.hear(self.request_ids, committed.to(drafter.device))
 
 
+class StepMethods(NamedTuple):
+    """The two methods of a runner that make a step."""
+
+    execute_model: Callable[..., Any]
+    sample_tokens: Callable[..., Any]
+
+    @classmethod
+    def of(cls, runner: Any) -> Self:
+        """As they are now, others' decorators included."""
+        return cls(runner.execute_model, runner.sample_tokens)
+
+
 class RestingRunner:
     """Takes the place of a runner's two methods that make a step."""
 
-    def __init__(self, runner: Any, drafter: Any) -> None:
+    def __init__(self, runner: Any, drafter: Any, theirs: StepMethods) -> None:
         """Nothing rests yet.
 
         Args:
             runner: vLLM's V1 model runner; its methods are wrapped already.
             drafter: ours, already in its place.
+            theirs: The runner's methods as they were before we wrapped them.
         """
         self._runner, self._drafter = runner, drafter
         self._configured = runner.speculative_config
-        self._execute_model = runner.execute_model
-        self._sample_tokens = runner.sample_tokens
-        self._theirs = (
-            MethodType(type(runner).execute_model, runner),
-            MethodType(type(runner).sample_tokens, runner),
-        )
+        self._ours, self._theirs = StepMethods.of(runner), theirs
         self._scheduled_ids: Sequence[str] = ()
         self._streak: _Streak | None = None
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """vLLM's, without speculation where the MTP layers rest."""
-        execute_model = self._execute_model
+        execute_model = self._ours.execute_model
         if self._goes_on(scheduler_output):
-            execute_model = self._theirs[0]
+            execute_model = self._theirs.execute_model
         else:
             self._end_streak()
             if not _only_decodes(self._runner, self._drafter, scheduler_output):
@@ -131,12 +138,12 @@ class RestingRunner:
         """vLLM's; keeps what the MTP layers have not seen."""
         runner, streak = self._runner, self._streak
         if runner.speculative_config is not None:
-            return self._sample_tokens(grammar_output)
+            return self._ours.sample_tokens(grammar_output)
         hidden_states = runner.execute_model_state.hidden_states
         self._drafter.hears_later = streak is not None
         try:
-            sample_tokens = self._sample_tokens if streak is None else self._theirs[1]
-            output = sample_tokens(grammar_output)
+            methods = self._ours if streak is None else self._theirs
+            output = methods.sample_tokens(grammar_output)
         finally:
             runner.speculative_config = self._configured
             self._drafter.hears_later = False
@@ -176,12 +183,13 @@ class RestingRunner:
         self._streak = None
 
 
-def rest_like_a_target_alone(runner: Any, drafter: Any) -> None:
+def rest_like_a_target_alone(runner: Any, drafter: Any, theirs: StepMethods) -> None:
     """Run steps in which the MTP layers rest as if speculation was not configured.
 
     Args:
         runner: vLLM's V1 model runner; nobody else wraps its methods after this.
         drafter: ours, already in its place.
+        theirs: The runner's methods as they were before we wrapped them.
     """
     # Where scheduling is async the next step reads what drafting has prepared; layers
     # with a recurrent state find theirs on the speculative path only.
@@ -191,7 +199,7 @@ def rest_like_a_target_alone(runner: Any, drafter: Any) -> None:
         or runner.model_config.is_hybrid
     ):
         return
-    resting = RestingRunner(runner, drafter)
+    resting = RestingRunner(runner, drafter, theirs)
     runner.execute_model = resting.execute_model
     runner.sample_tokens = resting.sample_tokens
 

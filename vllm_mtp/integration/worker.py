@@ -6,7 +6,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.integration.resting_v1 import rest_like_a_target_alone
+from vllm_mtp.integration.resting_v1 import StepMethods, rest_like_a_target_alone
 from vllm_mtp.integration.rollback import Rollback
 from vllm_mtp.integration.vocabulary_news import with_news
 
@@ -43,6 +43,7 @@ class ReplacesDrafter(Worker):
     def init_device(self) -> None:
         self._init_device_with_all_processors()
         self.rollback = Rollback(self.vllm_config, self.device)
+        theirs = StepMethods.of(self.model_runner)
         # Imported here because the V2 modules need Triton, which a V1 worker may lack.
         if self.use_v2_model_runner:
             from vllm_mtp.integration.speculator_v2 import replace_speculator
@@ -56,7 +57,7 @@ class ReplacesDrafter(Worker):
         if self._drafter is not None:
             tell_steps(self.model_runner, self._drafter)
             if not self.use_v2_model_runner:
-                rest_like_a_target_alone(self.model_runner, self._drafter)
+                rest_like_a_target_alone(self.model_runner, self._drafter, theirs)
 
     def _mend_runner(self) -> None:
         """Nothing is to be mended on a GPU."""
