@@ -10,15 +10,19 @@ Each draft token must be known on the host before the next step, so this is done
 that is cheap: on a CPU or eagerly, on one rank, with sync scheduling.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.request import StructuredOutputRequest
+
+# Below "vllm", so that vLLM's log settings apply to our lines, too.
+logger = init_logger("vllm.mtp_plus")
 
 _BITS = 32
 _MAX_CACHED = 64
@@ -28,7 +32,13 @@ _MAX_CACHED = 64
 class _Follower:
     """A request's grammar; as much of vLLM's ``Request`` as compiling it asks for."""
 
-    def __init__(self, request_id: str, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        params: SamplingParams,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._on_failure = on_failure
         self.request_id = request_id
         self.sampling_params = params
         self.structured_output_request = StructuredOutputRequest.from_sampling_params(
@@ -47,13 +57,21 @@ class _Follower:
         if asked is None or self.is_lost or not asked.is_grammar_ready:
             return None
         grammar = asked.grammar
-        if isinstance(grammar, Exception) or grammar is None:
+        if isinstance(grammar, Exception):
+            self.fail(grammar)
+            return None
+        if grammar is None:
             self.is_lost = True
             return None
         if self.committed:
             self.is_lost = not grammar.accept_tokens(self.request_id, self.committed)
             self.committed = []
         return None if self.is_lost or grammar.is_terminated() else grammar
+
+    def fail(self, cause: Exception) -> None:
+        """The grammar cannot be compiled here."""
+        self.is_lost = True
+        self._on_failure(cause)
 
 
 @dataclass
@@ -93,6 +111,7 @@ class DraftGrammars:
         self._cached: dict[Any, None] = {}
         """Grammars that were compiled here, the last used at the end."""
         self._rows: list[_Row] = []
+        self._has_warned = False
         vocab_size = vllm_config.model_config.get_vocab_size()
         self._bitmask = torch.zeros(1, -(-vocab_size // _BITS), dtype=torch.int32)
 
@@ -111,7 +130,7 @@ class DraftGrammars:
             params = request.sampling_params
             if params is None or params.structured_outputs is None:
                 continue
-            follower = _Follower(request.req_id, params)
+            follower = _Follower(request.req_id, params, self._warn)
             if follower.structured_output_request is not None:
                 self._compile(follower)
                 self._followers[request.req_id] = follower
@@ -131,9 +150,18 @@ class DraftGrammars:
             return
         try:
             asked.grammar = self._manager._create_grammar(follower)
-        except Exception:
+        except Exception as error:
             # The scheduler has the same grammar, and it is the one that counts.
-            follower.is_lost = True
+            follower.fail(error)
+
+    def _warn(self, cause: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a grammar could not be compiled for drafts, of which the scheduler "
+                "will cut more: %r (further failures are not reported)",
+                cause,
+            )
 
     def _remember(self, follower: _Follower) -> None:
         """That this grammar was compiled."""
