@@ -33,7 +33,7 @@ from vllm_mtp.integration.scheduled_steps import (
     UnseenCounts,
 )
 from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.vocabulary_news import news_of
+from vllm_mtp.integration.vocabulary_news import check_first, news_of
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -93,6 +93,7 @@ class ControlledScheduler(Scheduler):
         self._switched_off: set[str] = set()
         """Requests that fix K = 0."""
         self._max_lookahead = self.num_lookahead_tokens
+        self._has_heard_worker = False
         self.metrics = (
             StepMetrics(self.controller, self.num_spec_tokens)
             if self.log_stats
@@ -321,6 +322,9 @@ class ControlledScheduler(Scheduler):
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> Any:
+        if not self._has_heard_worker and model_runner_output.req_ids:
+            self._has_heard_worker = True
+            check_first(model_runner_output)
         news = news_of(model_runner_output)
         if self.metrics is not None and news is not None:
             self.metrics.vocabulary(*news)

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds
 
+from vllm_mtp.integration.carriers import warn_lost
 from vllm_mtp.integration.settings import settings_of
 from vllm_mtp.records import StopRule
 
@@ -34,12 +35,21 @@ class ScoredDraftTokenIds(DraftTokenIds):
     lengths: list[int] | None
 
 
-def directed(output: SchedulerOutput, stop_rule: StopRule | None) -> SchedulerOutput:
-    """The same step with directions, if there are any."""
-    if stop_rule is None:
-        return output
+def directed(
+    output: SchedulerOutput, stop_rule: StopRule | None
+) -> DirectedSchedulerOutput:
+    """The same step with directions; without a rule as well, so that none is missed."""
     known = {field.name: getattr(output, field.name) for field in fields(output)}
     return DirectedSchedulerOutput(**known, stop_rule=stop_rule)
+
+
+def stop_rule_of(output: SchedulerOutput) -> StopRule | None:
+    """The rule of a step in an engine whose drafting may stop early."""
+    if isinstance(output, DirectedSchedulerOutput):
+        return output.stop_rule
+    if output.num_spec_tokens_to_schedule:
+        warn_lost(DirectedSchedulerOutput)
+    return None
 
 
 def may_stop_early(vllm_config: Any) -> bool:

@@ -27,6 +27,7 @@ from vllm_mtp.integration.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
+from vllm_mtp.integration.early_stop import stop_rule_of
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.first_pass_v1 import FIRST_PASS_ATTRIBUTES
 from vllm_mtp.integration.judging_v1 import DraftJudge, judge_unverified
@@ -103,7 +104,8 @@ class _MTPPlusDrafter(
         self._rolled_back = self.drafts = self.stop_rule = None
         if state is not None:
             self.forget_unseen(state.scheduler_output)
-            self.stop_rule = getattr(state.scheduler_output, "stop_rule", None)
+            if self.stops_early:
+                self.stop_rule = stop_rule_of(state.scheduler_output)
 
     def end_step(self) -> None:
         self._step = self._rolled_back = None

@@ -6,9 +6,14 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from vllm_mtp.integration.carriers import warn_lost
 from vllm_mtp.integration.controlled_scheduler import ControlledScheduler
 from vllm_mtp.integration.draft_sampling import draws_drafts
-from vllm_mtp.integration.early_stop import ScoredDraftTokenIds, directed
+from vllm_mtp.integration.early_stop import (
+    ScoredDraftTokenIds,
+    directed,
+    may_stop_early,
+)
 from vllm_mtp.integration.vocabulary_news import verdicts_of
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
@@ -28,11 +33,12 @@ class MTPPlusScheduler(ControlledScheduler):
         """Of the draft tokens that came last."""
         self._waiting_outcome: StepOutcome | None = None
         self._draws_drafts = draws_drafts(self.vllm_config)
+        self._stops_early = may_stop_early(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._hear_with_depth(None)
         output = super().schedule(*args, **kwargs)
-        if not output.num_spec_tokens_to_schedule:
+        if not (self._stops_early and output.num_spec_tokens_to_schedule):
             return output
         return directed(output, self._stop_rule)
 
@@ -56,6 +62,8 @@ class MTPPlusScheduler(ControlledScheduler):
         self._confidences.clear()
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
             self._take_scores(draft_token_ids)
+        elif self._stops_early and any(draft_token_ids.draft_token_ids):
+            warn_lost(ScoredDraftTokenIds)
         for request_id in draft_token_ids.req_ids:
             draft = self._cut_draft(request_id)
             is_verified = self._draft_lengths.get(request_id, 0) > 0

@@ -175,9 +175,7 @@ V1: tuple[Seam, ...] = (
         "vllm.v1.sample.rejection_sampler.generate_uniform_probs",
         ("num_tokens", "num_draft_tokens", "generators", "device"),
     ),
-    Seam(
-        "v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE", is_data=True
-    ),
+    Seam("v1", "vllm.v1.sample.rejection_sampler.GREEDY_TEMPERATURE", is_data=True),
     # Rows of a verification (verification_v1.py, verified_rows_v1.py, logprobs_v1.py)
     Seam(
         "v1",

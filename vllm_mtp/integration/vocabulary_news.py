@@ -1,7 +1,8 @@
 """How news come from a worker to the scheduler: of the draft vocabulary, and of drafts.
 
 With a step's output: in subclasses of the objects in which vLLM itself sends it. Only
-now and then is there anything to tell.
+now and then is there anything to tell. A worker's first output comes in such an object
+anyhow: that it arrives is how the scheduler knows that news would.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from vllm_mtp.integration.carriers import warn_lost
 
 
 class VocabularyNews(NamedTuple):
@@ -41,13 +44,16 @@ class _AsyncNewsOutput(AsyncModelRunnerOutput):
 
     def get_output(self) -> ModelRunnerOutput:
         output: ModelRunnerOutput = with_news(
-            self._inner.get_output(), self._news, self._verdicts
+            self._inner.get_output(), self._news, self._verdicts, is_first=True
         )
         return output
 
 
 def with_news(
-    output: Any, news: VocabularyNews | None, verdicts: Mapping[str, bool]
+    output: Any,
+    news: VocabularyNews | None,
+    verdicts: Mapping[str, bool],
+    is_first: bool = False,
 ) -> Any:
     """The same output with news, if there are any and it can carry them.
 
@@ -57,8 +63,9 @@ def with_news(
         news: Of the draft vocabulary.
         verdicts: Whether drafts that were not verified would have been accepted, by
             request id.
+        is_first: Carry no news rather than be plain.
     """
-    if news is None and not verdicts:
+    if news is None and not verdicts and not is_first:
         return output
     if isinstance(output, AsyncModelRunnerOutput):
         return _AsyncNewsOutput(output, news, verdicts)
@@ -67,6 +74,12 @@ def with_news(
     known = {field.name: getattr(output, field.name) for field in fields(output)}
     told = {"vocabulary_news": news, "verdicts": verdicts}
     return NewsModelRunnerOutput(**known | told)
+
+
+def check_first(output: ModelRunnerOutput) -> None:
+    """Say so if a worker's first output has lost what its news would come in."""
+    if not isinstance(output, NewsModelRunnerOutput):
+        warn_lost(NewsModelRunnerOutput)
 
 
 def verdicts_of(output: Any) -> Mapping[str, bool]:

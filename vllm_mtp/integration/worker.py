@@ -17,8 +17,10 @@ def tell_steps(runner: Any, drafter: Any) -> None:
     The runner is wrapped, not the worker: the Ray executor goes past the worker.
     """
     sample_tokens = runner.sample_tokens
+    is_first = True
 
     def sample_tokens_of_step(grammar_output: Any) -> Any:
+        nonlocal is_first
         drafter.begin_step(runner.execute_model_state)
         try:
             output = sample_tokens(grammar_output)
@@ -26,11 +28,11 @@ def tell_steps(runner: Any, drafter: Any) -> None:
             drafter.end_step()
         vocabulary = getattr(drafter, "draft_vocab", None)
         judge = getattr(drafter, "judge", None)
-        return with_news(
-            output,
-            None if vocabulary is None else vocabulary.take_news(),
-            {} if judge is None else judge.take_verdicts(),
-        )
+        news = None if vocabulary is None else vocabulary.take_news()
+        verdicts = {} if judge is None else judge.take_verdicts()
+        told = with_news(output, news, verdicts, is_first)
+        is_first = is_first and told is output  # it may have had no output to give
+        return told
 
     runner.sample_tokens = sample_tokens_of_step
 

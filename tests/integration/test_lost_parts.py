@@ -1,0 +1,87 @@
+"""What is lost on the way between scheduler and worker, or not compiled, is said."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from vllm_mtp.integration import carriers, grammar_v1, vocabulary_news
+from vllm_mtp.integration.early_stop import directed, stop_rule_of
+from vllm_mtp.integration.grammar_v1 import DraftGrammars
+from vllm_mtp.integration.vocabulary_news import check_first, with_news
+from vllm_mtp.records import StopRule
+
+RULE = StopRule({}, (0.0, 1.0), 0.1)
+CONFIG = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 64))
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+
+    def warn(message: str, *values: Any) -> None:
+        said.append(message % values)
+
+    monkeypatch.setattr(carriers.logger, "warning_once", warn)
+    monkeypatch.setattr(grammar_v1.logger, "warning", warn)
+    return said
+
+
+def test_a_stop_rule_that_does_not_arrive_is_said(warnings: list[str]) -> None:
+    step = SchedulerOutput.make_empty()
+    assert stop_rule_of(step) is None
+    step.num_spec_tokens_to_schedule = 2
+    assert stop_rule_of(directed(step, None)) is None
+    assert stop_rule_of(directed(step, RULE)) is RULE
+    assert not warnings
+    assert stop_rule_of(step) is None
+    (said,) = warnings
+    assert said.startswith("DirectedSchedulerOutput arrives as vLLM's plain Scheduler")
+
+
+def test_news_that_would_not_arrive_are_said_at_the_first_output(
+    warnings: list[str],
+) -> None:
+    plain = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+    first = with_news(plain, None, {}, is_first=True)
+    assert vocabulary_news.news_of(first) is None
+    check_first(first)
+    assert not warnings
+    check_first(plain)
+    assert warnings[0].startswith("NewsModelRunnerOutput arrives as vLLM's plain Model")
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_grammar_that_cannot_be_compiled_is_said_once_with_its_cause(
+    is_cached: bool, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Manager:
+        def __init__(self, config: Any) -> None:
+            """Compiles nothing."""
+
+        def grammar_init(self, request: Any) -> None:
+            failed: Future[Any] = Future()
+            failed.set_exception(ValueError("no such rule"))
+            request.structured_output_request.grammar = failed
+
+        def _create_grammar(self, request: Any) -> Any:
+            raise ValueError("no such rule")
+
+    monkeypatch.setattr(grammar_v1, "StructuredOutputManager", Manager)
+    grammars = DraftGrammars(CONFIG)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
+    for request_id in ("a", "b"):
+        request = SimpleNamespace(req_id=request_id, sampling_params=params)
+        if is_cached:
+            key = grammar_v1.StructuredOutputRequest.from_sampling_params(params)
+            assert key is not None
+            grammars._cached[key.structured_output_key] = None
+        grammars.meet([request], ())
+        grammars.begin_pass([request_id])
+        assert not grammars._rows
+    (said,) = warnings
+    assert "ValueError('no such rule')" in said
