@@ -231,16 +231,19 @@ def _watch(llm: Any) -> Any:
 
 
 def let_the_cpu_schedule_async() -> None:
-    """The CPU platform switches async scheduling off, though it works there."""
-    from vllm_mtp.integration import engine_args
+    """The CPU platform switches async scheduling off, though it works there.
 
-    finish = engine_args._finish
+    It does so whenever a config is made or made anew, in the engine core as well.
+    """
+    from vllm.platforms.cpu import CpuPlatform
 
-    def finish_async(config: Any) -> None:
-        config.scheduler_config.async_scheduling = True
-        finish(config)
+    check = CpuPlatform.check_and_update_config.__func__
 
-    engine_args._finish = finish_async
+    def keep_async(cls: Any, vllm_config: Any) -> None:
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(keep_async)
 
 
 def _class_names(llm: Any) -> tuple[str, str]:

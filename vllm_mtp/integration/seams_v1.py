@@ -257,15 +257,9 @@ V1: tuple[Seam, ...] = (
         "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p",
         ("logits", "k", "p"),
     ),
-<<<<<<< HEAD
     Seam("v1", _SAMPLER + "greedy_sample", ("logits",)),
-    Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES"),
-    # What requests ask of their logits (logits_processors_v1.py)
-=======
-    Seam("v1", "vllm.v1.sample.sampler.Sampler.greedy_sample", ("logits",)),
     Seam("v1", "vllm.config.model.PROCESSED_LOGPROBS_MODES", is_data=True),
-    # Biases and min_p of draft tokens (logits_processors_v1.py)
->>>>>>> c6c3550 (compat: a seam that is no function or class any more is named; two functions that we wrap are seams)
+    # What requests ask of their logits (logits_processors_v1.py)
     Seam(
         "v1",
         "vllm.v1.worker.gpu_model_runner.build_logitsprocs",
