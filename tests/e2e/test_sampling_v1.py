@@ -146,22 +146,6 @@ def test_a_seed_means_the_same_text_whoever_else_is_served(
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_without_the_mend_of_vllms_kernel_they_do_not(
-    plain_samples: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Shows that the comparison can fail and that the mend is still needed."""
-    from vllm.triton_utils.dispatcher import register_kernels
-    from vllm.utils import cpu_triton_utils
-
-    from vllm_mtp.integration import mends
-
-    register_kernels({mends.EXPAND_KERNEL: cpu_triton_utils._expand_kernel_impl})
-    monkeypatch.setattr(mends, "mend_expand_kernel", lambda: None)
-    with engine(BUNDLED_CHECKPOINT, max_num_seqs=64, speculative_config=SPEC) as llm:
-        theirs = [sample(llm, sampling, first_seed=0) for sampling in SETTINGS]
-    assert min(p_values(theirs, plain_samples, 2)) < ALPHA
-
-
 def test_a_seeded_request_with_chunked_prefill_is_answered_and_the_server_lives() -> (
     None
 ):

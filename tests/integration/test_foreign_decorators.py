@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
-from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.sampling_params import SamplingParams
-from vllm.triton_utils.dispatcher import register_kernels
-from vllm.utils import cpu_triton_utils
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.metrics.loggers import StatLoggerManager
@@ -33,13 +30,11 @@ from vllm_mtp.integration import (
     carriers,
     compat,
     engine_args,
-    mends,
     request_validation,
     response_metrics,
     stat_logger,
 )
 from vllm_mtp.integration.compat import CompatibilityError
-from vllm_mtp.integration.mends import EXPAND_KERNEL
 from vllm_mtp.integration.proposer_v1 import replace_drafter
 from vllm_mtp.integration.seam import Seam
 from vllm_mtp.integration.settings import SETTINGS_KEY
@@ -324,12 +319,6 @@ OF_SOME = (
 )
 """Functions that ours call."""
 
-LEFT_ALONE = (
-    EXPAND_KERNEL,  # has a test of its own
-    # verification_v1 rebuilds it from its code, which a decorator hides.
-    "vllm.v1.sample.rejection_sampler.RejectionSampler.forward",
-)
-
 
 def counting(counts: Counter[str], path: str, decorator: Decorator) -> Decorator:
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,11 +339,7 @@ def test_an_engine_of_decorated_functions_answers_as_ever_and_with_our_parts(
     with engine(BUNDLED_CHECKPOINT) as llm:
         expected = greedy(llm, prompts, 48)
     foreign, ours, instances = Counter[str](), Counter[str](), Counter[str]()
-    decorated = [
-        seam
-        for seam in FUNCTIONS
-        if seam.group in ("core", "v1", "cpu") and seam.path not in LEFT_ALONE
-    ]
+    decorated = [seam for seam in FUNCTIONS if seam.group in ("core", "v1", "cpu")]
     for seam in decorated:
         # What has no parameters that are checked is called through.
         hidden = says if seam.parameters else hides
@@ -392,24 +377,6 @@ def test_an_engine_of_decorated_functions_answers_as_ever_and_with_our_parts(
     assert instances == {"execute_model": num_steps, "sample_tokens": num_steps}
     assert not set(OF_SOME) - set(foreign)
     assert not lost
-
-
-@pytest.mark.skipif(not current_platform.is_cpu(), reason="a kernel of CPUs")
-def test_a_decorated_kernel_is_mended_all_the_same_or_stops_the_start() -> None:
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
-    register_kernels({EXPAND_KERNEL: cpu_triton_utils._expand_kernel_impl})
-    assert not mends._expands()
-    with pytest.MonkeyPatch.context() as patch:
-        # What launches the kernel holds on to the one that is decorated.
-        decorate(patch, EXPAND_KERNEL, says)
-        with pytest.raises(CompatibilityError, match="cannot mend vllm"):
-            mends.mend_expand_kernel()
-    with pytest.MonkeyPatch.context() as patch:
-        impl = "vllm.utils.cpu_triton_utils._expand_kernel_impl"
-        decorate(patch, impl, says)
-        mends.mend_expand_kernel()
-    assert mends._expands()
 
 
 def test_a_drafter_that_others_have_subclassed_stops_the_start() -> None:

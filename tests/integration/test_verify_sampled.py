@@ -16,7 +16,6 @@ from vllm.v1.sample.sampler import Sampler
 from tests.support.sampling_metadata import draft_metadata, sampling_metadata
 from vllm_mtp.integration import sampling_v1, verification_v1
 from vllm_mtp.integration.logits_processors_v1 import is_plainly_sampled
-from vllm_mtp.integration.mends import mend_expand_kernel
 from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
 
 VOCAB_SIZE = 40
@@ -29,7 +28,6 @@ def kernels() -> None:
     """As an engine's model runner does."""
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
-    mend_expand_kernel()
 
 
 def sampled(**changes: Any) -> SamplingMetadata:

@@ -13,12 +13,7 @@ from vllm_mtp.integration.worker import ReplacesDrafter
 
 
 class MTPPlusCPUWorker(ReplacesDrafter, CPUWorker):
-    """CPU worker, with vLLM's two CPU faults in speculative sampling mended."""
-
-    def init_device(self) -> None:
-        if not self.vllm_config.use_v2_model_runner:  # has a kernel of its own
-            mends.mend_expand_kernel()
-        super().init_device()
+    """CPU worker, with vLLM's fault in chunked prompts of seeded requests mended."""
 
     def _mend_runner(self) -> None:
         if self.use_v2_model_runner:

@@ -1,13 +1,14 @@
 """Mends of faults of vLLM 0.32 and 0.33 on CPU, each named, bounded and tested.
 
-Applied by our CPU worker only, so a server with another method keeps vLLM's own code.
+A server with another method keeps vLLM's own code.
 
 ``expand_kernel``
     ``vllm/utils/cpu_triton_utils.py:_expand_kernel_impl`` hands the C++ kernel int64
     *copies* of its float32 or int32 output and input and never copies back: the
     per-token temperature, top-k and top-p of speculative sampling are uninitialised
     memory. For upstream: copy the output back as its two neighbours do, or give the
-    kernel a float path; an int64 copy of a temperature is also truncated.
+    kernel a float path; an int64 copy of a temperature is also truncated. Our
+    verification does without that kernel; benchmarks mend it for vLLM's own ``mtp``.
 
 seeded requests
     ``GPUModelRunner._bookkeeping_sync`` rewinds the generator of a request whose
@@ -20,15 +21,8 @@ from itertools import count
 from typing import Any
 
 import torch
-from vllm.logger import init_logger
 from vllm.triton_utils.dispatcher import register_kernels
 from vllm.v1.sample import rejection_sampler
-
-from vllm_mtp.config import METHOD
-from vllm_mtp.integration.compat import CompatibilityError
-
-# Below "vllm", so that vLLM's log settings apply to our lines, too.
-logger = init_logger("vllm.mtp_plus")
 
 EXPAND_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
 
@@ -57,25 +51,13 @@ def expand_kernel(
 
 
 def mend_expand_kernel() -> None:
-    """Replace vLLM's faulty CPU kernel; does nothing where it does its work.
-
-    Raises:
-        CompatibilityError: somebody else has put their own in its place.
-    """
-    if _expands():
-        return  # a working Triton, an upstream fix, or mended already
-    register_kernels({EXPAND_KERNEL: expand_kernel})
+    """Replace vLLM's faulty CPU kernel; does nothing where it does its work."""
     if not _expands():
-        # What launches it holds on to another object than the one that is there.
-        raise CompatibilityError(
-            f"method {METHOD!r} cannot mend {EXPAND_KERNEL}, which is wrong on CPUs: "
-            "it was replaced or decorated after vLLM was imported; leave it alone."
-        )
-    logger.info("mended vLLM's CPU expand_kernel (speculative sampling at T > 0)")
+        register_kernels({EXPAND_KERNEL: expand_kernel})
 
 
 def _expands() -> bool:
-    """Whether the kernel that vLLM calls repeats numbers.
+    """Whether the kernel that vLLM calls repeats numbers: a working Triton, a fix.
 
     Tried, not told from which function it is: decorators hide that. A faulty one leaves
     memory as it was, so the numbers are new ones at each call.

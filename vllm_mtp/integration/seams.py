@@ -31,15 +31,8 @@ _CPU: tuple[Seam, ...] = (
         ".process_weights_for_onednn",  # sets the handler and the adjustment
         ("layer",),
     ),
-    # CPU (cpu_worker.py, mends.py)
+    # CPU (cpu_worker.py)
     Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),
-    Seam(
-        "cpu",
-        "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens",
-        ("x", "cu_num_tokens", "num_tokens"),
-    ),
-    Seam("cpu", "vllm.triton_utils.dispatcher.register_kernels", ("overrides",)),
-    Seam("cpu", "vllm.v1.sample.rejection_sampler.expand_kernel"),
 )
 
 SEAMS: tuple[Seam, ...] = (*CORE, *V1, *V2, *_CPU)
