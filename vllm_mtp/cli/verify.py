@@ -52,6 +52,17 @@ def verify(
     false_alarm_rate: Annotated[
         float, typer.Option(help="How often a correct server may be refused.")
     ] = 1e-3,
+    http_requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead: so many random requests over HTTP, to a server without "
+            "speculation and to one with it."
+        ),
+    ] = None,
+    http_skip: Annotated[
+        str, typer.Option(help="Options that these leave out, with commas between.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Of the random requests.")] = 0,
     output: Annotated[
         Path | None, typer.Option(help="Also write a report (JSON).")
     ] = None,
@@ -68,6 +79,24 @@ def verify(
         from vllm_mtp.lab.verify import run_verification
         from vllm_mtp.lab.verify_options import VerifyOptions
 
+        if http_requests is not None:
+            from vllm_mtp.lab.http_fuzz import HttpFuzzOptions, run_http_fuzz
+
+            found = run_http_fuzz(
+                HttpFuzzOptions(
+                    model=model,
+                    speculative_config=parse_object(
+                        "speculative-config", speculative_config
+                    ),
+                    num_requests=http_requests,
+                    seed=seed,
+                    dtype=dtype,
+                    skipped=tuple(filter(None, http_skip.split(","))),
+                    output=output,
+                ),
+                Console(),
+            )
+            raise typer.Exit(0 if found["is_exact"] else FAILED_EXIT_CODE)
         options = VerifyOptions(
             model=model,
             speculative_config=parse_object("speculative-config", speculative_config),
