@@ -6,6 +6,9 @@ the end token in front of any other; a bias lets the model end its thinking itse
 Neither token is part of another one, so that texts can be split at them.
 """
 
+from typing import Any
+
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.reasoning import ReasoningParserManager
 from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
 
@@ -23,3 +26,24 @@ class FuzzReasoningParser(DeepSeekR1ReasoningParser):
     @property
     def end_token(self) -> str:
         return "assertTrue"
+
+    def extract_reasoning_streaming(
+        self, previous_text: str, current_text: str, *args: Any
+    ) -> DeltaMessage | None:
+        """Told from the whole text: how it is cut into pieces makes no difference."""
+        before, now = self._split(previous_text), self._split(current_text)
+        reasoning, content = (
+            new.removeprefix(old) for old, new in zip(before, now, strict=True)
+        )
+        if not reasoning and not content:
+            return None
+        return DeltaMessage(reasoning=reasoning or None, content=content or None)
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Reasoning and content; what may become the end token waits."""
+        reasoning, end, content = text.partition(self.end_token)
+        if not end:
+            for length in range(len(self.end_token) - 1, 0, -1):
+                if reasoning.endswith(self.end_token[:length]):
+                    return reasoning[:-length], ""
+        return reasoning, content

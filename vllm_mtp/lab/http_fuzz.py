@@ -9,6 +9,8 @@ Report (JSON)::
 
     is_exact        neither a defect, nor anything held, nor nothing verified
     findings        defects: differences, the request, the shrunk request as a command
+    target_faults   answers of the server without speculation that other requests
+                    beside it have changed: it was wrong, not the other one
     ties            requests whose texts part where two tokens are equally likely
     kinds           how many requests used each option, and statuses of the answers
     held            what a server did not free
@@ -175,6 +177,7 @@ def _fuzz(
         "is_exact": is_exact and verified["accepted"] > 0,
         "findings": findings.defects,
         "ties": findings.ties,
+        "target_faults": findings.target_faults,
         "kinds": dict(Counter(kind for each in requests for kind in each.kinds)),
         "statuses": dict(statuses),
         "held": held,

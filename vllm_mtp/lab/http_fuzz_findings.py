@@ -61,6 +61,8 @@ class Findings:
         """
         self.defects: list[dict[str, Any]] = []
         self.ties: list[dict[str, Any]] = []
+        self.target_faults: list[dict[str, Any]] = []
+        """Answers of the server without speculation that company has changed."""
         self.num_deaths = 0
         self._clients = (target, speculating)
         self._tolerance, self._console = tolerance, console
@@ -114,7 +116,7 @@ class Findings:
                 self.ties.append({"number": request.number, "curl": request.as_curl()})
                 self.ties[-1]["tie"] = tie
                 continue
-            self._defect(request, wrong)
+            self._defect(request, expected, found, wrong)
             if self.saw_death:
                 return
 
@@ -128,11 +130,26 @@ class Findings:
             self._waiting.clear()
         return [] if wrong and self._tie(request, expected, found) else wrong
 
-    def _defect(self, request: FuzzRequest, wrong: list[str]) -> None:
+    def _is_of_the_target(
+        self, request: FuzzRequest, expected: Answer, found: Answer
+    ) -> bool:
+        """Whether the server without speculation was wrong beside other requests."""
+        alone = self._clients[0].ask(request)
+        return bool(differences(alone, expected, self._tolerance)) and not differences(
+            alone, found, self._tolerance
+        )
+
+    def _defect(
+        self, request: FuzzRequest, expected: Answer, found: Answer, wrong: list[str]
+    ) -> None:
         alone = next(
             (w for w in (self._alone(request) for _ in range(NUM_REPEATS)) if w), []
         )
         if self.saw_death:
+            return
+        if not alone and self._is_of_the_target(request, expected, found):
+            entry = {"number": request.number, "curl": request.as_curl()}
+            self.target_faults.append(entry | {"differences": wrong})
             return
         known = self._known(request) if alone else None
         if known is not None:
@@ -174,23 +191,24 @@ class Findings:
     def _tie(
         self, request: FuzzRequest, expected: Answer, found: Answer
     ) -> dict[str, Any] | None:
-        """Where two texts part at tokens that are equally likely."""
-        if expected.status != 200 or found.status != 200:
+        """Where texts part at tokens that are equally likely: in all that differ."""
+        if expected.status != 200 or found.status != 200 or "seed" in request.body:
             return None
-        if request.body.get("n", 1) != 1 or "seed" in request.body:
+        if expected.choices.keys() != found.choices.keys():
             return None
-        if len(expected.choices) != 1 or len(found.choices) != 1:
-            return None
-        wanted, given = expected.choices[0].token_ids, found.choices[0].token_ids
-        position = _first_difference(wanted, given)
-        if position is None:
-            return None
-        margin = self._margin(request, position)
-        if margin is None or margin > self._tolerance:
-            return None
-        return {"position": position, "margin": margin}
+        tie = None
+        for index, choice in expected.choices.items():
+            given = found.choices[index].token_ids
+            position = _first_difference(choice.token_ids, given)
+            if position is None:
+                continue
+            margin = self._margin(request, index, position)
+            if margin is None or margin > self._tolerance:
+                return None
+            tie = {"choice": index, "position": position, "margin": margin}
+        return tie
 
-    def _margin(self, request: FuzzRequest, position: int) -> float | None:
+    def _margin(self, request: FuzzRequest, index: int, position: int) -> float | None:
         """Between the two likeliest tokens, in logprobs of the target alone."""
         dropped = ("stream", "stream_options", "logprob_token_ids", "echo")
         body = {k: v for k, v in request.body.items() if k not in dropped}
@@ -199,7 +217,7 @@ class Findings:
         body |= {"top_logprobs": NUM_LIKELIEST} if is_chat else {}
         asked = replace(request, body=body, closes_after=None)
         answer = self._clients[0].ask(asked)
-        logprobs = answer.choices[0].logprobs if 0 in answer.choices else []
+        logprobs = answer.choices[index].logprobs if index in answer.choices else []
         if position >= len(logprobs):
             return None
         top = sorted(logprobs[position]["top"].values(), reverse=True)

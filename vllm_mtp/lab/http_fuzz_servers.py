@@ -105,6 +105,14 @@ def server_pair(
     )
 
 
+def single_server(model: str, config: Mapping[str, Any], logs: Path) -> ServerGroup:
+    """A server with speculation alone, in float32, not started yet."""
+    (port,) = free_ports(1)
+    command = serve_command(model, config, port, "float32")
+    server = Server(METHOD, command, port, logs / f"{METHOD}.log")
+    return ServerGroup([server], serve_environ())
+
+
 def restart(group: ServerGroup, timeout_s: float) -> None:
     """Stop what is left of a group and start all of it again."""
     group.stop()
