@@ -45,6 +45,8 @@ class Jobs:
     num_samples: int = 0
     """Of each setting."""
     environment: dict[str, str] = field(default_factory=dict)
+    break_drafter_at: int = 0
+    """The call of the drafter's `propose` that fails, after its work; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class JobResult:
     """Steps on Model Runner V2 without the speculator."""
     num_cut_passes: int = 0
     """Passes of its model on Model Runner V2 that stopped on the way."""
+    num_failures: int = 0
+    """Calls that failed because the jobs said so."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -129,6 +133,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
         let_the_cpu_schedule_async()
     if arguments.pop("never_rest", False):
         _never_rest()
+    failures = _break_drafter(jobs) if jobs.break_drafter_at else [0]
     compared, resting = _count_steps() if jobs.v2 else ([0], [0])
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
@@ -162,7 +167,18 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_resting_steps=resting[0],
             num_cut_passes=num_cut_passes(),
             samples=samples,
+            num_failures=failures[0],
         )
+
+
+def _break_drafter(jobs: Jobs) -> list[int]:
+    from tests.support.faults import break_call
+
+    if jobs.v2:
+        from vllm_mtp.integration.speculator_v2 import _MTPPlusSpeculator as drafter
+    else:
+        from vllm_mtp.integration.proposer_v1 import _MTPPlusDrafter as drafter
+    return break_call(drafter, "propose", jobs.break_drafter_at, runs_first=True)
 
 
 def _from_json(sampling: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from vllm_mtp.cli import (
     options,
     plan,
     report,
+    soak,
     trace,
     verify,
     vocab,
@@ -29,6 +30,7 @@ app.command("eval")(evaluate.evaluate)
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
+app.command()(soak.soak)
 app.command()(verify.verify)
 app.add_typer(bench.app)
 app.add_typer(model.app)

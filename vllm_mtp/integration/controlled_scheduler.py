@@ -24,6 +24,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration import pause
 from vllm_mtp.integration.controllers import controller_of
+from vllm_mtp.integration.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.request_traits import RequestTraits
 from vllm_mtp.integration.resting_steps import RestingSteps
 from vllm_mtp.integration.scheduled_steps import (
@@ -33,7 +34,8 @@ from vllm_mtp.integration.scheduled_steps import (
     UnseenCounts,
 )
 from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.vocabulary_news import check_first, news_of
+from vllm_mtp.integration.vocabulary_news import check_first, failure_of, news_of
+from vllm_mtp.metrics.stats import FAILED
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -87,6 +89,7 @@ class ControlledScheduler(Scheduler):
         """Requests whose drafts of this step are made without all of their KV."""
         self._stop_rule: StopRule | None = None
         """Of the step that was scheduled last."""
+        self._switch = DraftingSwitch(self.vllm_config, self._drafting_failed)
         self._traits: dict[str, RequestTraits] = {}
         self._pinned: set[str] = set()
         """Requests that fix a draft length above 0."""
@@ -103,10 +106,23 @@ class ControlledScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         self._outcomes.scheduling()
         if self._pinned or not self._resting.num_left:
-            may_draft = self.controller.may_draft() or bool(self._pinned)
+            may_draft = self._may_draft()
             self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
-            self._resting.begin(0 if may_draft else self.controller.rest_steps())
+            steps = 0 if may_draft else self._ask(self.controller.rest_steps, 0)
+            self._resting.begin(steps)
         return super().schedule(*args, **kwargs)
+
+    def _ask(self, method: Any, otherwise: Any, *args: Any) -> Any:
+        return self._switch.ask(method, *args, otherwise=otherwise)
+
+    def _may_draft(self) -> bool:
+        if self._ask(self.controller.may_draft, False):
+            return True
+        return bool(self._pinned) and not self._switch.is_off
+
+    def _drafting_failed(self, part: str) -> None:
+        if self.metrics is not None:
+            self.metrics.drafting_failed(part)
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
@@ -268,7 +284,8 @@ class ControlledScheduler(Scheduler):
         # data-parallel engine must draft equally deep, whatever their own batch.
         if not decoding and self.parallel_config.data_parallel_size == 1:
             return DraftDecision(0, {}, "prefill")
-        decision = self.controller.decide(decoding)
+        nothing = DraftDecision(0, {r.request_id: 0 for r in decoding}, FAILED)
+        decision = self._ask(self.controller.decide, nothing, decoding)
         if not self.num_lookahead_tokens:
             # No slots were reserved, whatever the controller says now.
             lengths = dict.fromkeys(decision.num_draft_tokens, 0)
@@ -325,6 +342,8 @@ class ControlledScheduler(Scheduler):
         if not self._has_heard_worker and model_runner_output.req_ids:
             self._has_heard_worker = True
             check_first(model_runner_output)
+        if (failed := failure_of(model_runner_output)) is not None:
+            self._switch.failed(failed)
         news = news_of(model_runner_output)
         if self.metrics is not None and news is not None:
             self.metrics.vocabulary(*news)
@@ -357,7 +376,7 @@ class ControlledScheduler(Scheduler):
             self._unseen.rest(resting.request_ids, resting.num_scheduled)
         outcomes = resting.outcomes()
         if outcomes:
-            self.controller.rested(outcomes)
+            self._ask(self.controller.rested, None, outcomes)
         if self.metrics is not None:
             self.metrics.decoding_without_draft(
                 resting.request_ids, self._switched_off, resting.num_scheduled
@@ -368,7 +387,7 @@ class ControlledScheduler(Scheduler):
 
     def _hear(self, outcome: StepOutcome) -> None:
         with self._outcomes.learning():
-            self.controller.observe(outcome)
+            self._ask(self.controller.observe, None, outcome)
         if self.metrics is not None:
             self.metrics.heard(outcome)
 

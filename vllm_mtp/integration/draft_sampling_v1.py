@@ -54,7 +54,7 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
         """Choices, and the distribution that each was drawn from."""
         if not self._enable_probabilistic_draft_probs or sampling_metadata.all_greedy:
             return super()._sample_from_logits(logits, sampling_metadata)
-        probs = self._proposal(logits, sampling_metadata)
+        probs = _sure_where_unknown(self._proposal(logits, sampling_metadata))
         uniforms = torch.rand(len(probs), dtype=torch.float64, device=probs.device)
         choices = draw(probs, uniforms)
         if not sampling_metadata.all_random:
@@ -80,6 +80,22 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
         if top_k is not None:  # unset it is the size of the whole vocabulary
             top_k = top_k.clamp(max=logits.shape[1])
         return apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1)
+
+
+def _sure_where_unknown(
+    # [num_requests, rows of the draft vocabulary], changed in place
+    probs: torch.Tensor,
+) -> torch.Tensor:
+    """The same, but the first token for sure where broken weights gave no numbers.
+
+    One NaN or infinity among logits makes NaN of the whole row. It must not reach the
+    acceptance test, which takes the proposal out of the target's distribution.
+    """
+    is_unknown = probs[:, 0].isnan()
+    if probs.is_cuda or is_unknown.any():  # where it would wait for the GPU: always
+        probs.masked_fill_(is_unknown[:, None], 0.0)
+        probs[:, 0].masked_fill_(is_unknown, 1.0)
+    return probs
 
 
 def _choose_for_seeds(

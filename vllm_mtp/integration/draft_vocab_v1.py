@@ -26,6 +26,8 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
     """Of drafts that are drawn; None where all are chosen."""
     hears_later: bool
     model_runner: Any
+    surviving: Any
+    """Of `drafting_failure.SurvivesFailure`."""
 
     def _create_draft_vllm_config(self) -> VllmConfig:
         config = super()._create_draft_vllm_config()
@@ -46,6 +48,14 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         )
         if may_mask_drafts(self.vllm_config):
             self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
+
+    def expect(self, scheduler_output: Any) -> None:
+        """These requests are about to run for the first time."""
+        assert self.draft_vocab is not None
+        new_requests = scheduler_output.scheduled_new_reqs
+        self.draft_vocab.expect_requests(new_requests)
+        if (grammars := self.draft_vocab.grammars) is not None:
+            grammars.meet(new_requests, scheduler_output.finished_req_ids)
 
     def hear(
         self,
@@ -132,12 +142,8 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
 
     def execute_model_and_tell(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if drafter.draft_vocab is not None:
-            drafter.draft_vocab.expect_requests(scheduler_output.scheduled_new_reqs)
-            if (grammars := drafter.draft_vocab.grammars) is not None:
-                grammars.meet(
-                    scheduler_output.scheduled_new_reqs,
-                    scheduler_output.finished_req_ids,
-                )
+            with drafter.surviving():
+                drafter.expect(scheduler_output)
         return execute_model(scheduler_output, *args, **kwargs)
 
     def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +155,8 @@ def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
             if np.count_nonzero(runner.discard_request_mask.np[:num_requests]):
                 discarded = runner.discard_request_mask.gpu[:num_requests]
                 committed = committed.masked_fill(discarded[:, None], -1)
-            drafter.hear(runner.input_batch.req_ids, committed)
+            with drafter.surviving():
+                drafter.hear(runner.input_batch.req_ids, committed)
         return output
 
     runner.execute_model = execute_model_and_tell

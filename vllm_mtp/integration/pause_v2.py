@@ -201,7 +201,8 @@ def rest_like_a_target_alone(runner: Any, speculator: RestsWhileOff) -> None:
             output = sample_tokens(grammar_output)
         finally:
             runner.speculator = speculator
-        speculator.put_aside(state)
+        with speculator.surviving():
+            speculator.put_aside(state)
         return output
 
     runner.sample_tokens = sample_and_rest

@@ -27,6 +27,7 @@ from vllm_mtp.integration.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.draft_sampling_v1 import DrawsLikeTarget
 from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary, follow_tokens
+from vllm_mtp.integration.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.early_stop import stop_rule_of
 from vllm_mtp.integration.early_stop_v1 import StopsEarly, score_drafts
 from vllm_mtp.integration.first_pass_v1 import FIRST_PASS_ATTRIBUTES
@@ -235,11 +236,26 @@ class _MTPPlusDrafter(
         return self.backup_next_token_ids.gpu[:num_reqs]
 
 
-class MTPPlusProposer(
+class _GoesOnWithout(SurvivesFailure, SpecDecodeBaseProposer):
+    """In front of all that may break while drafts are made."""
+
+    model_runner: Any
+    drafts: Any
+    _last_draft_probs: Any
+
+    def propose(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.has_failed:
+            with self.surviving():
+                return super().propose(*args, **kwargs)
+        self._last_draft_probs = self.drafts = None
+        depth = args[0] if args else kwargs["num_speculative_tokens"]
+        shape = (self.model_runner.input_batch.num_reqs, depth)
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+
+class _OneLayerDrafter(
     DraftsFromVocabulary, _MTPPlusDrafter, DrawsLikeTarget, EagleProposer
 ):
-    """Most families: one MTP layer, run K times."""
-
     _next_seq_lens: torch.Tensor | None = None
     """Committed lengths, for the draft step after the first."""
 
@@ -277,11 +293,15 @@ class MTPPlusProposer(
         return super()._get_slot_mapping(num_tokens)
 
 
-class MTPPlusGemma4Proposer(_MTPPlusDrafter, Gemma4Proposer):
+class MTPPlusProposer(_GoesOnWithout, _OneLayerDrafter):
+    """Most families: one MTP layer, run K times."""
+
+
+class MTPPlusGemma4Proposer(_GoesOnWithout, _MTPPlusDrafter, Gemma4Proposer):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
 
-class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
+class MTPPlusStep3p5Proposer(_GoesOnWithout, _MTPPlusDrafter, Step3p5MTPProposer):
     """Step 3.5: several MTP layers, run in turn."""
 
     can_scrub = False  # its layers lie in several cache groups

@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.draft_vocab_v2 import DraftsFromVocabulary, follow_tokens
+from vllm_mtp.integration.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.greedy_v2 import verify_greedy_steps
 from vllm_mtp.integration.listed_logprobs_v2 import score_listed_tokens
 from vllm_mtp.integration.pause_v2 import (
@@ -139,12 +140,33 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
             )
 
 
-class MTPPlusSpeculator(DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator):
+class _GoesOnWithout(SurvivesFailure, DraftModelSpeculator):
+    """In front of all that may break while drafts are made."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):  # a start must not pass over what is broken
+            return super().propose(*args, **kwargs)
+        if not self.has_failed:
+            with self.surviving():
+                return super().propose(*args, **kwargs)
+        input_batch = args[0] if args else kwargs["input_batch"]
+        if self.draft_logits is not None:
+            # Token 0 is certain to be proposed, and so accepted as often as it is said.
+            rows = input_batch.idx_mapping
+            self.draft_logits[rows] = -torch.inf
+            self.draft_logits[rows, :, 0] = 0.0
+        shape = (input_batch.num_reqs, self.num_speculative_steps)
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+
+class MTPPlusSpeculator(
+    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator
+):
     """Most families: one MTP layer, run K times."""
 
 
 class MTPPlusMultiModuleSpeculator(
-    DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
+    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
 ):
     """Several MTP layers, run in turn."""
 
@@ -153,7 +175,7 @@ class MTPPlusMultiModuleSpeculator(
     mtp_layers = ()
 
 
-class MTPPlusGemma4Speculator(_MTPPlusSpeculator, Gemma4Speculator):
+class MTPPlusGemma4Speculator(_GoesOnWithout, _MTPPlusSpeculator, Gemma4Speculator):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
 

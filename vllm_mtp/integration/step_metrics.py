@@ -21,6 +21,7 @@ from vllm_mtp.metrics.stats import (
     COVERAGE,
     DRAFT,
     DROPPED,
+    FAILED,
     FIRST_STEP,
     HAS_DRIFTED,
     OTHER,
@@ -52,6 +53,7 @@ _REASON_OF = {
     "exploit": UNPROFITABLE,
     "probe": PROBE,
     "prefill": FIRST_STEP,
+    FAILED: FAILED,
 }
 """Why a controller chose K = 0, by the reason that its decision gives."""
 
@@ -69,6 +71,7 @@ class StepMetrics:
         "heard",
         "ended",
         "vocabulary",
+        "drafting_failed",
         "take",
     )
     """All that a step may call."""
@@ -204,6 +207,11 @@ class StepMetrics:
         levels[VOCABULARY_IN_USE] = float(is_in_use)
         if coverage is not None:
             levels[COVERAGE] = coverage
+
+    def drafting_failed(self, part: str) -> None:
+        """A part of drafting broke (`FAILED_PARTS`), and drafting is off for good."""
+        failures = self._stats.failures
+        failures[part] = failures.get(part, 0) + 1
 
     # -- handing over -------------------------------------------------------------
 

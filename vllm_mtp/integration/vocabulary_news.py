@@ -29,6 +29,8 @@ class NewsModelRunnerOutput(ModelRunnerOutput):
     vocabulary_news: VocabularyNews | None = None
     # Whether drafts that were not verified would have been accepted, by request id
     verdicts: Mapping[str, bool] = field(default_factory=dict)
+    drafting_failure: str | None = None
+    """The part of drafting that has just failed."""
 
 
 class _AsyncNewsOutput(AsyncModelRunnerOutput):
@@ -39,12 +41,13 @@ class _AsyncNewsOutput(AsyncModelRunnerOutput):
         inner: AsyncModelRunnerOutput,
         news: VocabularyNews | None,
         verdicts: Mapping[str, bool],
+        failure: str | None,
     ) -> None:
-        self._inner, self._news, self._verdicts = inner, news, verdicts
+        self._inner, self._told = inner, (news, verdicts, failure)
 
     def get_output(self) -> ModelRunnerOutput:
         output: ModelRunnerOutput = with_news(
-            self._inner.get_output(), self._news, self._verdicts, is_first=True
+            self._inner.get_output(), *self._told, is_first=True
         )
         return output
 
@@ -53,6 +56,7 @@ def with_news(
     output: Any,
     news: VocabularyNews | None,
     verdicts: Mapping[str, bool],
+    failure: str | None = None,
     is_first: bool = False,
 ) -> Any:
     """The same output with news, if there are any and it can carry them.
@@ -63,16 +67,18 @@ def with_news(
         news: Of the draft vocabulary.
         verdicts: Whether drafts that were not verified would have been accepted, by
             request id.
+        failure: The part of drafting that has just failed.
         is_first: Carry no news rather than be plain.
     """
-    if news is None and not verdicts and not is_first:
+    if news is None and not verdicts and failure is None and not is_first:
         return output
     if isinstance(output, AsyncModelRunnerOutput):
-        return _AsyncNewsOutput(output, news, verdicts)
+        return _AsyncNewsOutput(output, news, verdicts, failure)
     if not isinstance(output, ModelRunnerOutput):
         return output
     known = {field.name: getattr(output, field.name) for field in fields(output)}
-    told = {"vocabulary_news": news, "verdicts": verdicts}
+    told: dict[str, Any] = {"vocabulary_news": news, "verdicts": verdicts}
+    told["drafting_failure"] = failure
     return NewsModelRunnerOutput(**known | told)
 
 
@@ -90,3 +96,8 @@ def verdicts_of(output: Any) -> Mapping[str, bool]:
 def news_of(output: Any) -> VocabularyNews | None:
     """The news in an output, if there are any."""
     return getattr(output, "vocabulary_news", None)
+
+
+def failure_of(output: Any) -> str | None:
+    """The part of drafting that has just failed, if any."""
+    return getattr(output, "drafting_failure", None)

@@ -30,7 +30,7 @@ def tell_steps(runner: Any, drafter: Any) -> None:
         judge = getattr(drafter, "judge", None)
         news = None if vocabulary is None else vocabulary.take_news()
         verdicts = {} if judge is None else judge.take_verdicts()
-        told = with_news(output, news, verdicts, is_first)
+        told = with_news(output, news, verdicts, drafter.take_failure(), is_first)
         is_first = is_first and told is output  # it may have had no output to give
         return told
 

@@ -111,6 +111,17 @@ class Server:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the process, which leads its session.
+
+        Raises:
+            ServerError: It was never started.
+        """
+        if self._process is None:
+            raise ServerError(f"the server for {self.label!r} was not started")
+        return self._process.pid
+
     def start(self, environ: Mapping[str, str]) -> None:
         """Start the process as the leader of a new group."""
         with self.log.open("wb") as log:

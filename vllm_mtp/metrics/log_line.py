@@ -30,6 +30,8 @@ def describe(stats: SpeculationStats, max_reasons: int = 2) -> str | None:
     coverage = stats.levels.get(COVERAGE)
     if coverage is not None:
         parts.append(f"the draft vocabulary covers {100 * coverage:.1f} %")
+    if stats.failures:
+        parts.append(f"drafting is off for good: {' and '.join(stats.failures)} failed")
     if stats.levels.get(HAS_DRIFTED):
         parts.append("acceptance lies below what it used to be")
     return "; ".join(parts)

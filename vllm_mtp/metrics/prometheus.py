@@ -8,7 +8,13 @@ from typing import Any
 
 from prometheus_client import REGISTRY, Counter, Gauge
 
-from vllm_mtp.metrics.stats import LEVELS, PARTS, REASONS, SpeculationStats
+from vllm_mtp.metrics.stats import (
+    FAILED_PARTS,
+    LEVELS,
+    PARTS,
+    REASONS,
+    SpeculationStats,
+)
 
 PREFIX = "vllm_mtp:"
 LABELS = ("model_name", "engine")
@@ -41,6 +47,12 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "promised_tokens": (
         "Tokens that the plans in force promised for the time of these steps.",
         (),
+    ),
+    "drafting_failures": (
+        "Parts of drafting that broke: drafting is off for good then. By part: "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in FAILED_PARTS.items())
+        + ".",
+        ("part",),
     ),
     "acceptance_alarms": ("Times that acceptance fell below its own past.", ()),
 }
@@ -89,6 +101,7 @@ class SpeculationMetrics:
             empty = SpeculationStats.empty(max_draft_length)
             empty.without_draft = dict.fromkeys(REASONS, 0)
             empty.seconds = dict.fromkeys(PARTS, 0.0)
+            empty.failures = dict.fromkeys(FAILED_PARTS, 0)
             self.add(empty, engine)
 
     def add(self, stats: SpeculationStats, engine: int) -> None:
@@ -101,6 +114,7 @@ class SpeculationMetrics:
         self._count("draft_tokens", engine, position)
         self._count("accepted_tokens", engine, kept)
         self._count("step_seconds", engine, stats.seconds)
+        self._count("drafting_failures", engine, stats.failures)
         for name, value in (
             ("rejected_slots", stats.num_rejected_slots),
             ("decode_tokens", stats.num_tokens),

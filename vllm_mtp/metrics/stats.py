@@ -22,7 +22,7 @@ PARTS: Mapping[str, str] = {
 
 UNPROFITABLE, PROBE, UNSURE, PINNED = "unprofitable", "probe", "unsure", "pinned"
 CATCHING_UP, FIRST_STEP, DROPPED = "catching_up", "first_step", "dropped"
-OTHER = "other"
+FAILED, OTHER = "failed", "other"
 REASONS: Mapping[str, str] = {
     UNPROFITABLE: "drafting would cost more time than it saves",
     PROBE: "drafting is being tried on other requests",
@@ -31,9 +31,17 @@ REASONS: Mapping[str, str] = {
     CATCHING_UP: "the MTP layers have not seen all of its tokens yet",
     FIRST_STEP: "nothing was drafted in its last step: it was in prefill, or waited",
     DROPPED: "its draft did not fit or broke its grammar",
+    FAILED: "a part of drafting broke, which switched drafting off for good",
     OTHER: "the controller has reasons of its own",
 }
 """Why a request-step had no draft (K = 0)."""
+
+FAILED_DRAFTER, FAILED_CONTROLLER = "drafter", "controller"
+FAILED_PARTS: Mapping[str, str] = {
+    FAILED_DRAFTER: "makes the drafts, in the worker",
+    FAILED_CONTROLLER: "chooses draft lengths, in the scheduler",
+}
+"""What of drafting can break without ending the engine."""
 
 
 @dataclass
@@ -60,6 +68,8 @@ class SpeculationStats:
     estimated, negative where speculation was slower."""
     num_alarms: int = 0
     """Times that acceptance fell below its own past."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Parts of drafting that broke (`FAILED_PARTS`)."""
     levels: dict[str, float] = field(default_factory=dict)
     """What is no sum but a state: the last value counts (`LEVELS`)."""
 
@@ -88,7 +98,7 @@ class SpeculationStats:
         for name in ("draft_lengths", "drafted", "accepted"):
             mine, theirs = getattr(self, name), getattr(other, name)
             mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
-        for name in ("without_draft", "seconds"):
+        for name in ("without_draft", "seconds", "failures"):
             counts = getattr(self, name)
             for key, value in getattr(other, name).items():
                 counts[key] = counts.get(key, 0) + value
