@@ -35,7 +35,7 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
     """
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ConfigError(f"{field}: {text!r} is not allowed; must be a JSON object")

@@ -73,7 +73,7 @@ def read_vocabulary_list(path: str | Path) -> VocabularyList:
         field = ".".join(map(str, first["loc"]))
         words = first["msg"].removeprefix("Value error, ")
         reason = f"{field}: {words}" if field else words
-    except ValueError:
+    except (ValueError, RecursionError):
         reason = "it is no JSON"
     raise ConfigError(
         f"speculative_config.draft_vocab={str(path)!r} is no draft vocabulary "

@@ -170,7 +170,7 @@ def _parse_prompt(line: str, place: str) -> Prompt:
         record = json.loads(line)
         text = record["text"]
         source = str(record.get("file", record.get("id", place)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(
             f"{place} is no prompt; expected an object with id, file and text"
         ) from None

@@ -88,7 +88,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ConfigError(f"prompts: {path}:{number} is no JSON") from None
 
 

@@ -164,7 +164,7 @@ def _parse(lines: list[str], path: Path) -> Iterable[dict[str, Any]]:
         try:
             record = json.loads(line)
             assert isinstance(record, dict)
-        except (ValueError, AssertionError):
+        except (ValueError, AssertionError, RecursionError):
             if number == len(lines):
                 return  # cut short
             raise ConfigError(f"journal: {path}:{number} is no JSON object") from None

@@ -91,7 +91,7 @@ def parse_contender(text: str) -> Contender:
         return Contender(name, None)
     try:
         parsed = json.loads(config)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not (name and separator and isinstance(parsed, dict)):
         raise ConfigError(

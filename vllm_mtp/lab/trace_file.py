@@ -49,6 +49,17 @@ class Trace:
     """The last line was incomplete (a killed server) and is left out."""
 
 
+_NOT_A_LINE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+
+
 def read_trace(path: Path) -> Trace:
     """Read and check a trace.
 
@@ -67,7 +78,7 @@ def read_trace(path: Path) -> Trace:
                 decisions.append(_decision(line, bound))
             else:
                 outcomes.append(TracedOutcome(_outcome(line, bound), len(decisions)))
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except _NOT_A_LINE as error:
             raise ConfigError(
                 f"trace {str(path)!r}: line {number} is neither a decision nor an "
                 f"outcome ({type(error).__name__}: {error})."
@@ -98,7 +109,7 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 def _header(path: Path, text: str) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
         raise ConfigError(

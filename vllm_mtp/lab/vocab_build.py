@@ -229,7 +229,7 @@ def _check_size(size: int | None, vocab_size: int) -> None:
 def _parse_line(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise ConfigError(f"text: {place} is no JSON object")
