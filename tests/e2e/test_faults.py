@@ -213,6 +213,30 @@ def test_a_drafter_that_raises_is_switched_off_elsewhere_too(
     assert result.num_failures == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_draft_logits_that_are_no_numbers_change_nothing_on_v2(
+    reference: Reference, is_async: bool
+) -> None:
+    prompts, expected = wanted(reference)
+    jobs = Jobs(
+        str(BUNDLED_CHECKPOINT),
+        [list(prompts[0])],
+        NUM_TOKENS,
+        [{"speculative_config": FIXED, "async_scheduling": is_async}],
+        v2=True,
+        spoils_draft_logits=True,
+        settings={
+            "one choice": {"temperature": 1.0, "top_k": 1},
+            "greedy": {"temperature": 0.0},
+        },
+        num_samples=3,
+    )
+    (result,) = run_jobs(jobs)
+    assert set(result.samples["one choice"]) == {tuple(expected[0])}
+    assert set(result.samples["greedy"]) == {tuple(expected[0])}
+    assert result.counters["draft_tokens"] > 0
+
+
 def test_a_failure_on_ranks_that_wait_for_each_other_ends_the_engine(
     reference: Reference,
 ) -> None:

@@ -45,6 +45,8 @@ class Jobs:
     num_samples: int = 0
     """Of each setting."""
     environment: dict[str, str] = field(default_factory=dict)
+    spoils_draft_logits: bool = False
+    """On Model Runner V2: draft logits are NaN, wholly or in part."""
     break_drafter_at: int = 0
     """The call of the drafter's `propose` that fails, after its work; 0 for none."""
 
@@ -134,6 +136,8 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     if arguments.pop("never_rest", False):
         _never_rest()
     failures = _break_drafter(jobs) if jobs.break_drafter_at else [0]
+    if jobs.spoils_draft_logits:
+        _spoil_draft_logits()
     compared, resting = _count_steps() if jobs.v2 else ([0], [0])
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
@@ -179,6 +183,20 @@ def _break_drafter(jobs: Jobs) -> list[int]:
     else:
         from vllm_mtp.integration.proposer_v1 import _MTPPlusDrafter as drafter
     return break_call(drafter, "propose", jobs.break_drafter_at, runs_first=True)
+
+
+def _spoil_draft_logits() -> None:
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+    compute = DraftModelSpeculator.compute_draft_logits
+
+    def spoilt(*args: Any, **kwargs: Any) -> Any:
+        logits = compute(*args, **kwargs)
+        logits[::2] = float("nan")
+        logits[:, ::3] = float("nan")
+        return logits
+
+    DraftModelSpeculator.compute_draft_logits = spoilt
 
 
 def _from_json(sampling: dict[str, Any]) -> dict[str, Any]:

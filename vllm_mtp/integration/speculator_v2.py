@@ -140,6 +140,10 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
             )
 
 
+_LARGEST = 1e4
+"""In the place of a draft logit that is infinite; float16 holds it, too."""
+
+
 class _GoesOnWithout(SurvivesFailure, DraftModelSpeculator):
     """In front of all that may break while drafts are made."""
 
@@ -157,6 +161,14 @@ class _GoesOnWithout(SurvivesFailure, DraftModelSpeculator):
             self.draft_logits[rows, :, 0] = 0.0
         shape = (input_batch.num_reqs, self.num_speculative_steps)
         return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def compute_draft_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_draft_logits(*args, **kwargs)
+        if self.draft_logits is not None:
+            # Broken weights: whatever is proposed must be a distribution, because the
+            # acceptance test takes it out of the target's. Rows may be -inf in part.
+            logits = logits.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-torch.inf)
+        return logits
 
 
 class MTPPlusSpeculator(
