@@ -4,6 +4,7 @@ Importing vLLM takes longer than most jobs. So the processes are forked from one
 has imported it, of which there is one for each model runner: see `fork_server`.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -190,6 +191,7 @@ def _spoil_draft_logits() -> None:
 
     compute = DraftModelSpeculator.compute_draft_logits
 
+    @functools.wraps(compute)  # its signature is checked when an engine starts
     def spoilt(*args: Any, **kwargs: Any) -> Any:
         logits = compute(*args, **kwargs)
         logits[::2] = float("nan")
