@@ -1,6 +1,6 @@
 """Requests whose next token depends on how many tokens the last step committed.
 
-Many kinds in one batch, answered by several engines on Model Runner V2 in one fork.
+Many kinds in one batch, answered by several engines in one fork.
 """
 
 import json
@@ -23,6 +23,8 @@ START, END = "self", "return"
 REGEX = r" ?[0-9]{2}(, [0-9]{1,3}){1,4}"
 CHOICES = ["return None", "yield from iterable", "raise ValueError"]
 NUM_TOKENS = 12
+V2_ALONE = "prompt_logprobs listed"
+"""Model Runner V1 refuses it, with and without speculation."""
 ENGINE: dict[str, Any] = {
     "max_num_seqs": 12,
     "max_model_len": 96,
@@ -38,11 +40,12 @@ def answer_all(order: dict[str, Any]) -> None:
     """Answer all requests with each engine; in a fork.
 
     Args:
-        order: arguments of the engines, the first without speculation, names of kinds
-            or none for all, and the file for the answers.
+        order: arguments of the engines, the first without speculation, and the file
+            for the answers.
     """
     from tests.support.engine_jobs import let_the_cpu_schedule_async
-    from tests.support.engines import counters, engine
+    from tests.support.engines import counters, engine, model_runner
+    from vllm_mtp.integration.reference_v1 import answer_as_if_alone
 
     register_reasoning_parser()
     results, plain = [], None
@@ -53,17 +56,18 @@ def answer_all(order: dict[str, Any]) -> None:
         pin = arguments.pop("pin", None)
         with engine(BUNDLED_CHECKPOINT, **(ENGINE | arguments)) as llm:
             plain = plain or _plain_texts(llm)
-            kinds = {
-                name: request
-                for name, request in kinds_of(llm.get_tokenizer(), plain)
-                if name.split()[0] in (order["kinds"] or [name.split()[0]])
-            }
+            kinds = dict(kinds_of(llm.get_tokenizer(), plain))
+            is_v2 = llm.llm_engine.vllm_config.use_v2_model_runner
+            if not is_v2:
+                del kinds[V2_ALONE]
+                if "speculative_config" not in arguments:
+                    answer_as_if_alone(model_runner(llm))
             answers = _answers(llm, kinds, pin)
             results.append(
                 {
                     "answers": answers,
                     "counters": counters(llm),
-                    "listed_dims": _listed_dims(llm),
+                    "listed_dims": _listed_dims(llm) if is_v2 else None,
                 }
             )
     Path(order["result"]).write_text(json.dumps(results))
@@ -121,7 +125,7 @@ def kinds_of(
     yield "prompt_logprobs", (prompts[2], {"prompt_logprobs": 1, "logprobs": 0})
     rows = [[5, 9 + i] for i in range(len(prompts[2]) - 3)]
     scored = {"prompt_logprob_token_ids": rows, "prompt_logprob_start": 2}
-    yield "prompt_logprobs listed", (prompts[2], scored)
+    yield V2_ALONE, (prompts[2], scored)
     repetition = RepetitionDetectionParams(max_pattern_size=4, min_count=2)
     yield "repetition", (prompts[2], {"repetition_detection": repetition})
     for name, i, grammar in (
