@@ -237,28 +237,6 @@ def test_draft_logits_that_are_no_numbers_change_nothing_on_v2(
     assert result.counters["draft_tokens"] > 0
 
 
-def test_a_failure_on_ranks_that_wait_for_each_other_ends_the_engine(
-    reference: Reference,
-) -> None:
-    prompts, _ = wanted(reference)
-    jobs = Jobs(
-        str(BUNDLED_CHECKPOINT),
-        [list(prompt) for prompt in prompts],
-        NUM_TOKENS,
-        [
-            {
-                "speculative_config": FIXED,
-                "tensor_parallel_size": 2,
-                "distributed_executor_backend": "mp",
-            }
-        ],
-        break_drafter_at=4,
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-    )
-    with pytest.raises(Exception, match=r"PlantedError|call 4 of propose"):
-        run_jobs(jobs, timeout_s=240)
-
-
 def test_a_killed_worker_fails_the_requests_and_ends_the_server(
     reference: Reference, tmp_path: Path
 ) -> None:
