@@ -14,6 +14,7 @@ engine outlives a benchmark that was killed::
     {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
+    {"command": "play", "requests": [...], "is_undisturbed": false, "seed": 0}
     {"command": "stop"}
 
 An answer with ``error`` is the last one. The engine is vLLM's own ``LLMEngine``; what
@@ -43,6 +44,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
 from vllm_mtp.integration.bench_split import timed_host, timed_parts
+from vllm_mtp.integration.fuzz_engine import async_scheduling_on_cpu, play
 from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.step_metrics import StepMetrics
 
@@ -54,6 +56,7 @@ COMMANDS = (
     "step",
     "result",
     "generate",
+    "play",
 )
 
 
@@ -67,9 +70,11 @@ class BenchEngine:
             arguments: of vLLM's ``EngineArgs``.
         """
         self.totals = Totals()
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(**arguments), stat_loggers=[lambda config, index: self.totals]
-        )
+        with async_scheduling_on_cpu(bool(arguments.get("async_scheduling"))):
+            self.engine = LLMEngine.from_engine_args(
+                EngineArgs(**arguments),
+                stat_loggers=[lambda config, index: self.totals],
+            )
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
         # all contenders get it (see mends.py). Now: starting installs the faulty one.
         if current_platform.is_cpu():
@@ -236,6 +241,20 @@ class BenchEngine:
             "drafts": self.totals.num_drafts,
             "drafted": sum(self.totals.drafted_per_position),
             "accepted": sum(self.totals.accepted_per_position),
+        }
+
+    def play(self, **order: Any) -> dict[str, Any]:
+        """Requests of the fuzzer; see ``fuzz_engine.py``.
+
+        Returns:
+            What it says, ``drafted`` and ``accepted`` tokens, and ``num_preempted``.
+        """
+        self.totals.clear()
+        return {
+            **play(self.engine, **order),
+            "drafted": sum(self.totals.drafted_per_position),
+            "accepted": sum(self.totals.accepted_per_position),
+            "num_preempted": self.totals.num_preempted,
         }
 
     def add_request(self, request: Mapping[str, Any]) -> str:

@@ -1,0 +1,352 @@
+"""Random requests to engines with speculation, held to one without, token by token.
+
+The reference answers each request once, undisturbed. Then each axis of `AXES` plays its
+share of the plays, and every answer is compared. A token that differs is a *tie* only
+if the reference says it, too, as soon as that token's logit is raised by
+`LOGPROB_TOLERANCE`: then rounding may decide either way.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vllm_mtp.lab.fuzz_axes import (
+    AXES,
+    MAX_MODEL_LEN,
+    Axis,
+    axis_arguments,
+    reference_arguments,
+)
+from vllm_mtp.lab.fuzz_compare import (
+    LOGPROB_TOLERANCE,
+    Answer,
+    Difference,
+    compare,
+    exclusion,
+)
+from vllm_mtp.lab.fuzz_corpus import ANSWER_TOKENS, choose_openings, make_corpus
+from vllm_mtp.lab.fuzz_engines import Player, Start, start_here
+from vllm_mtp.lab.fuzz_requests import Request, make_plays
+from vllm_mtp.lab.provenance import gpu_names
+
+MAX_REFERENCE_STARTS = 12
+MAX_AXIS_STARTS = 6
+REFERENCE_BATCH = 256
+"""Requests of a play of the reference."""
+
+Play = list[Request]
+
+
+class Setting(NamedTuple):
+    """What all engines of a run have in common.
+
+    Attributes:
+        model: Folder or hub name.
+        speculative_config: The user's.
+        engine_args: The user's.
+        seed: Of the requests, and of what disturbs them.
+    """
+
+    model: str
+    speculative_config: Mapping[str, Any]
+    engine_args: Mapping[str, Any]
+    seed: int
+
+
+class Failure(NamedTuple):
+    """A request that was not answered as by the reference.
+
+    Attributes:
+        axis: Name of the engine.
+        play: All requests of the play.
+        name: Of the request; empty where the engine died and nobody knows of which.
+        difference: What differs.
+    """
+
+    axis: str
+    play: Play
+    name: str
+    difference: Difference
+
+
+@dataclass
+class Findings:
+    """What an axis, or all of them, came to."""
+
+    num_requests: int = 0
+    num_compared: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    ties: list[Failure] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that both engines refuse, by the kind of error."""
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Requests that are played and not compared, by the reason."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Tokens, steps and preemptions; see `Player.counts`."""
+
+
+class Reference:
+    """The engine without speculation, and what it has answered."""
+
+    def __init__(self, player: Player) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            player: Of the engine.
+        """
+        self.player = player
+        self.answers: dict[str, Answer] = {}
+        """By name of the request."""
+        self.died: dict[str, str] = {}
+        """Requests of which this engine dies: vLLM's own fault."""
+
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Have requests answered that are not yet."""
+        waiting = [r for r in requests if not self.knows(r["name"])]
+        while waiting and self.player.can_play:
+            batch, waiting = waiting[:REFERENCE_BATCH], waiting[REFERENCE_BATCH:]
+            played = self.player.play(batch, is_undisturbed=True)
+            lost = set(played["in_flight"]) if played["died"] else set()
+            answers = played["answers"]
+            self.answers |= {n: a for n, a in answers.items() if n not in lost}
+            if not played["died"]:
+                continue
+            if len(batch) == 1:
+                self.died[batch[0]["name"]] = played["died"]
+                continue
+            # One of those in flight did it: halve them until it is alone.
+            again = [r for r in batch if r["name"] not in self.answers]
+            half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
+            rest = [r for r in again if r not in half]
+            self.learn(half)
+            waiting = rest + waiting
+
+    def knows(self, name: str) -> bool:
+        """Whether a request has been answered, or cannot be."""
+        return name in self.answers or name in self.died
+
+    def ask_anew(self, request: Request) -> Answer | None:
+        """The answer to one request, alone; None if the engine died of it."""
+        if not self.player.can_play:
+            return None
+        played = self.player.play([request], is_undisturbed=True)
+        answer: Answer | None = played["answers"].get(request["name"])
+        return None if played["died"] else answer
+
+
+@dataclass
+class Prepared:
+    """Requests whose right answers are known.
+
+    Attributes:
+        setting: Of all engines.
+        plays: All requests.
+        reference: What knows the answers; its engine may have ended.
+    """
+
+    setting: Setting
+    plays: list[Play]
+    reference: Reference
+
+
+@contextmanager
+def prepared(
+    setting: Setting,
+    num_requests: int,
+    start: Start = start_here,
+    without: Collection[str] = (),
+    plays: Sequence[Play] | None = None,
+) -> Iterator[Prepared]:
+    """Within: requests, and an engine without speculation that has answered them.
+
+    Args:
+        setting: Of all engines.
+        num_requests: How many to make.
+        start: How to start engines.
+        without: Kinds of requests to leave out.
+        plays: These, instead of random ones.
+    """
+    on_gpu = bool(gpu_names())
+    arguments = reference_arguments(setting.model, setting.engine_args, on_gpu)
+    player = Player(start, "reference", arguments, MAX_REFERENCE_STARTS)
+    try:
+        if plays is None:
+            plays = _random_plays(player, setting, num_requests, without)
+        reference = Reference(player)
+        reference.learn([request for play in plays for request in play])
+        yield Prepared(setting, list(plays), reference)
+    finally:
+        player.close()
+
+
+def _random_plays(
+    player: Player, setting: Setting, num_requests: int, without: Collection[str]
+) -> list[Play]:
+    from vllm_mtp.lab.demo_plan import read_prompts
+
+    texts = [prompt.text for prompt in read_prompts(setting.model, 128)]
+    token_ids = player.ask("tokenize", texts=texts)["token_ids"]
+    facts = player.ask("facts")
+    max_model_len = min(MAX_MODEL_LEN, facts["max_model_len"])
+    openings = choose_openings(texts, token_ids, max_model_len, setting.seed)
+    sampling = {"temperature": 0.0, "max_tokens": ANSWER_TOKENS}
+    asked = [
+        {"name": str(i), "chunks": [{"prompt": o.token_ids, "sampling": sampling}]}
+        for i, o in enumerate(openings)
+    ]
+    answers = player.play(asked, is_undisturbed=True)["answers"]
+    corpus = make_corpus(
+        openings,
+        [answers[request["name"]]["outputs"][0] for request in asked],
+        facts["vocab_size"],
+        max_model_len,
+        setting.speculative_config.get("num_speculative_tokens", 8),
+    )
+    return make_plays(corpus, num_requests, setting.seed, without)
+
+
+def find_differences(
+    ready: Prepared,
+    axis_name: str,
+    plays: Sequence[Play],
+    start: Start = start_here,
+    max_failures: int = 5,
+) -> Findings:
+    """Play on one axis and compare.
+
+    Args:
+        ready: Requests and their right answers.
+        axis_name: One of `AXES`.
+        plays: Which of the requests.
+        start: How to start engines.
+        max_failures: Stop at that many.
+    """
+    axis = AXES[axis_name]
+    player = axis_player(ready.setting, axis_name, start)
+    findings = Findings()
+    try:
+        for number, play in enumerate(plays):
+            if len(findings.failures) >= max_failures or not player.can_play:
+                break
+            played = player.play(play, seed=ready.setting.seed + number)
+            compare_play(ready.reference, axis_name, axis, play, played, findings)
+        findings.counts.update(player.counts)
+    finally:
+        player.close()
+    return findings
+
+
+def axis_player(setting: Setting, axis_name: str, start: Start) -> Player:
+    """An engine of an axis; it starts with its first play."""
+    arguments = axis_arguments(
+        AXES[axis_name],
+        setting.model,
+        setting.speculative_config,
+        setting.engine_args,
+        bool(gpu_names()),
+    )
+    return Player(start, axis_name, arguments, MAX_AXIS_STARTS)
+
+
+def compare_play(
+    reference: Reference,
+    axis_name: str,
+    axis: Axis,
+    play: Play,
+    played: Mapping[str, Any],
+    findings: Findings,
+) -> None:
+    """Compare a play's answers with the reference's, and add up what is found.
+
+    Args:
+        reference: Knows the right answers.
+        axis_name: Name of the engine.
+        axis: What it is.
+        play: The requests.
+        played: See ``integration/fuzz_engine.py``.
+        findings: Added to.
+    """
+    findings.num_requests += len(play)
+    lost = set(played["in_flight"]) if played["died"] else set()
+    if played["died"]:
+        difference = Difference("engine died", None, played["died"])
+        findings.failures.append(Failure(axis_name, play, "", difference))
+    for request in play:
+        name = request["name"]
+        found = played["answers"].get(name)
+        if found is None or name in lost:
+            continue
+        if name in reference.died or name not in reference.answers:
+            findings.excluded["the engine without speculation dies of it"] += 1
+            continue
+        reason = exclusion(request, axis.may_preempt)
+        if reason is not None:
+            findings.excluded[reason] += 1
+            continue
+        expected = reference.answers[name]
+        findings.num_compared += 1
+        difference = compare(expected, found)
+        if difference is not None:
+            findings.failures.append(Failure(axis_name, play, name, difference))
+        elif found["refused"]:
+            findings.refused[found["refused"].split(":")[0]] += 1
+
+
+def sort_out_ties(ready: Prepared, findings: Findings) -> None:
+    """Move failures that are ties, by the reference's word, to the ties.
+
+    Args:
+        ready: With an engine that can still be asked.
+        findings: Changed.
+    """
+    failures = []
+    for failure in findings.failures:
+        if failure.name and is_tie(ready.reference, failure):
+            findings.ties.append(failure)
+        else:
+            failures.append(failure)
+    findings.failures = failures
+
+
+def is_tie(reference: Reference, failure: Failure) -> bool:
+    """Whether the reference says the found token when its logit is a little higher.
+
+    Args:
+        reference: With an engine that can be asked.
+        failure: Of a request.
+    """
+    difference = failure.difference
+    if difference.position is None:
+        return False
+    (request,) = (r for r in failure.play if r["name"] == failure.name)
+    answer = reference.answers[failure.name]
+    right = answer["outputs"][difference.output]
+    asked = _with_bias(request, right, difference)
+    found = reference.ask_anew(asked)
+    if found is None or found["refused"]:
+        return False
+    tokens = found["outputs"][0]["token_ids"][: difference.position + 1]
+    wanted = [*right["token_ids"][: difference.position], difference.found]
+    return bool(tokens == wanted)
+
+
+def _with_bias(
+    request: Request, right: Mapping[str, Any], difference: Difference
+) -> Request:
+    """The request, alone, with the found token's logit raised where it was said."""
+    position = difference.position or 0
+    ends = [end[2] for end in right["ends"]]
+    number = sum(position >= end for end in ends[: len(request["chunks"]) - 1])
+    chunks = [dict(chunk) for chunk in request["chunks"]]
+    sampling = dict(chunks[number]["sampling"])
+    biases = dict(sampling.get("logit_bias") or {})
+    token = str(difference.found)
+    biases[token] = biases.get(token, 0.0) + LOGPROB_TOLERANCE
+    sampling["logit_bias"] = biases
+    if sampling.get("n", 1) > 1:
+        # As vLLM seeds the outputs of a request.
+        sampling |= {"n": 1, "seed": sampling["seed"] + difference.output}
+    chunks[number]["sampling"] = sampling
+    return request | {"name": f"{request['name']}-biased", "chunks": chunks}
