@@ -52,22 +52,43 @@ def verify(
     false_alarm_rate: Annotated[
         float, typer.Option(help="How often a correct server may be refused.")
     ] = 1e-3,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Random requests over all options and kinds of input instead, each "
+            "compared token by token."
+        ),
+    ] = None,
     http_requests: Annotated[
         int | None,
         typer.Option(
-            help="Instead: so many random requests over HTTP, to a server without "
-            "speculation and to one with it."
+            help="Random requests over HTTP instead, to a server without speculation "
+            "and to one with it."
         ),
     ] = None,
-    http_skip: Annotated[
-        str, typer.Option(help="Options that these leave out, with commas between.")
-    ] = "",
     seed: Annotated[int, typer.Option(help="Of the random requests.")] = 0,
+    without: Annotated[
+        str,
+        typer.Option(
+            help="Kinds that random requests leave out: fields of SamplingParams, "
+            "session, abort, priority, wrong; with commas between."
+        ),
+    ] = "",
+    engines: Annotated[
+        str, typer.Option(help="Engines of --requests, with commas. Unset: all.")
+    ] = "",
+    request: Annotated[
+        str | None,
+        typer.Option(help="Repeat this (JSON), as --requests printed it."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Also write a report (JSON).")
     ] = None,
 ) -> None:
     """Show that a server with speculation answers as it would without.
+
+    By chosen texts and samples; with `--requests N` by N random requests to engines
+    that are disturbed in many ways.
 
     Exit code 0: shown. 1: not shown, or an engine failed. 2: wrong input.
     """
@@ -75,6 +96,27 @@ def verify(
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
+
+        if requests is not None or request is not None:
+            from vllm_mtp.lab.fuzz_run import FuzzOptions, run_fuzzer
+
+            fuzzed = run_fuzzer(
+                FuzzOptions(
+                    model=model,
+                    num_requests=1 if requests is None else requests,
+                    seed=seed,
+                    without=_names(without),
+                    axes=_names(engines) or None,
+                    request=request,
+                    speculative_config=parse_object(
+                        "speculative-config", speculative_config
+                    ),
+                    engine_args=parse_object("engine-args", engine_args),
+                    output=output,
+                ),
+                Console(),
+            )
+            raise typer.Exit(FAILED_EXIT_CODE if fuzzed["num_failures"] else 0)
 
         from vllm_mtp.lab.verify import run_verification
         from vllm_mtp.lab.verify_options import VerifyOptions
@@ -91,7 +133,7 @@ def verify(
                     num_requests=http_requests,
                     seed=seed,
                     dtype=dtype,
-                    skipped=tuple(filter(None, http_skip.split(","))),
+                    skipped=_names(without),
                     output=output,
                 ),
                 Console(),
@@ -114,3 +156,7 @@ def verify(
         report = run_verification(options, Console())
     if not report["is_exact"]:
         raise typer.Exit(FAILED_EXIT_CODE)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

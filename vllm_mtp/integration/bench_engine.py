@@ -5,6 +5,7 @@ standard error. It returns on ``stop``, and when the other end is closed, so tha
 engine outlives a benchmark that was killed::
 
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
+    {"command": "facts"}                                    again
     {"command": "tokenize", "texts": [...]}
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
     {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
@@ -49,6 +50,7 @@ from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.step_metrics import StepMetrics
 
 COMMANDS = (
+    "facts",
     "tokenize",
     "tokenize_chats",
     "round",

@@ -127,6 +127,10 @@ class Reference:
         """Whether a request has been answered, or cannot be."""
         return name in self.answers or name in self.died
 
+    def of_others(self) -> "Reference":
+        """The same engine, asked other requests, whose names may be the same."""
+        return Reference(self.player)
+
     def ask_anew(self, request: Request) -> Answer | None:
         """The answer to one request, alone; None if the engine died of it."""
         if not self.player.can_play:
@@ -271,8 +275,8 @@ def compare_play(
     findings.num_requests += len(play)
     lost = set(played["in_flight"]) if played["died"] else set()
     if played["died"]:
-        difference = Difference("engine died", None, played["died"])
-        findings.failures.append(Failure(axis_name, play, "", difference))
+        death = Difference("engine died", None, played["died"])
+        findings.failures.append(Failure(axis_name, play, "", death))
     for request in play:
         name = request["name"]
         found = played["answers"].get(name)

@@ -108,8 +108,8 @@ def _compare_output(
         if theirs != mine:
             return Difference("token", theirs, mine, number, position)
     if len(ours) > len(right) or (len(ours) < len(right) and not is_part):
-        ends = [_ends(wanted, right), _ends(output, ours)]
-        return Difference("number of tokens", *ends, number)
+        ends, our_ends = _ends(wanted, right), _ends(output, ours)
+        return Difference("number of tokens", ends, our_ends, number)
     if not is_part and _listed(wanted["ends"]) != _listed(output["ends"]):
         return Difference("end", wanted["ends"], output["ends"], number)
     text, our_text = wanted["text"], output["text"]
@@ -133,18 +133,18 @@ def _listed(ends: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 def _compare_whole(expected: Answer, found: Answer) -> Difference | None:
     if expected["outputs"].keys() != found["outputs"].keys():
-        outputs = [sorted(each["outputs"]) for each in (expected, found)]
-        return Difference("number of outputs", *outputs)
-    counts = [each["num_prompt_tokens"] for each in (expected, found)]
-    if counts[0] != counts[1]:
-        return Difference("number of prompt tokens", *counts)
+        numbers, our_numbers = (sorted(each["outputs"]) for each in (expected, found))
+        return Difference("number of outputs", numbers, our_numbers)
+    count, our_count = (each["num_prompt_tokens"] for each in (expected, found))
+    if count != our_count:
+        return Difference("number of prompt tokens", count, our_count)
     problem = compare_logprobs(expected["prompt_logprobs"], found["prompt_logprobs"])
     if problem:
         return Difference("prompt logprobs", None, problem)
-    rows = [each["prompt_token_id_logprobs"] for each in (expected, found)]
-    if (rows[0] is None) != (rows[1] is None):
-        return Difference("prompt_logprob_token_ids", *rows)
-    for right, ours in zip(rows[0] or (), rows[1] or (), strict=True):
+    rows, our_rows = (each["prompt_token_id_logprobs"] for each in (expected, found))
+    if len(rows or ()) != len(our_rows or ()):
+        return Difference("prompt_logprob_token_ids", rows, our_rows)
+    for right, ours in zip(rows or (), our_rows or (), strict=True):
         if not all(map(_is_near, right, ours)):
             return Difference("prompt_logprob_token_ids", right, ours)
     return None

@@ -35,7 +35,7 @@ class Draw(NamedTuple):
     @property
     def is_sampled(self) -> bool:
         """Whether the request is not greedy."""
-        return self.options["temperature"] > 0
+        return bool(self.options["temperature"] > 0)
 
     def said(self, count: int) -> list[int]:
         """Some tokens that the target says to the prompt, or says often."""
@@ -160,7 +160,7 @@ def _prompt_logprob_start(draw: Draw) -> Options:
 
 def _logit_bias(draw: Draw) -> Options:
     rng = draw.rng
-    tokens = draw.said(rng.choice((1, 3, 8))) + [draw.any_token(), rng.choice((0, 2))]
+    tokens = [*draw.said(rng.choice((1, 3, 8))), draw.any_token(), rng.choice((0, 2))]
     biases = (-100.0, -3.0, -0.5, 0.5, 2.0, 4.0, 8.0)
     return {"logit_bias": {str(token): rng.choice(biases) for token in tokens}}
 
