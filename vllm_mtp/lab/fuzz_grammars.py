@@ -43,10 +43,20 @@ TAG = json.dumps(
 )
 
 
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Fields of ``StructuredOutputsParams``, of which a request has one."""
+OPTIONS = (
+    "disable_any_whitespace",
+    "disable_additional_properties",
+    "whitespace_pattern",
+)
+"""Its other fields."""
+
+
 def draw_grammar(draw: "Draw") -> dict[str, Any]:
     """One kind of structured output."""
     rng = draw.rng
-    kinds: dict[str, Any] = {
+    values: dict[str, Any] = {
         "json": rng.choice(SCHEMAS),
         "regex": rng.choice(REGEXES),
         "choice": rng.choice(CHOICES),
@@ -54,8 +64,9 @@ def draw_grammar(draw: "Draw") -> dict[str, Any]:
         "json_object": True,
         "structural_tag": TAG,
     }
-    kind = rng.choice(list(kinds))
-    grammar = {kind: kinds[kind]}
-    if kind == "json" and rng.random() < 0.4:
-        grammar["disable_any_whitespace"] = True
+    kind = rng.choice(KINDS)
+    grammar = {kind: values[kind]}
+    if kind == "json" and rng.random() < 0.5:
+        option = rng.choice(OPTIONS)
+        grammar[option] = r"[ \n]?" if option == "whitespace_pattern" else True
     return {"structured_outputs": grammar}

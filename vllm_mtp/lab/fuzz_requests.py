@@ -133,18 +133,19 @@ def draw_options(
         without: Fields to leave out.
         num_options: Options beside length and pin; None for a random number.
     """
-    draw = Draw(rng, corpus, prompt, {"temperature": 0.0})
-    draw.options.update(FIELDS["max_tokens"](draw))
-    if rng.random() < SAMPLED_CHANCE and "temperature" not in without:
-        draw.options.update(FIELDS["temperature"](draw))
-    names = [name for name in FIELDS if name not in _ALWAYS and name not in without]
+    draw = Draw(rng, corpus, prompt, {"temperature": 0.0, "max_tokens": 16})
+    names = [name for name in FIELDS if name not in _ALWAYS]
     count = rng.choice(NUM_OPTIONS) if num_options is None else num_options
-    for name in _sample(names, count, rng):
+    chosen = ["max_tokens"]
+    if rng.random() < SAMPLED_CHANCE:
+        chosen.append("temperature")
+    chosen += _sample(names, count, rng)
+    if rng.random() < PIN_CHANCE:
+        chosen.append("extra_args")
+    for name in chosen:
         found = FIELDS[name](draw)
         if not found.keys() & set(without):
             draw.options.update(found)
-    if rng.random() < PIN_CHANCE and "extra_args" not in without:
-        draw.options.update(FIELDS["extra_args"](draw))
     return make_consistent(draw.options)
 
 
@@ -186,6 +187,8 @@ def _make_session(
     chunks: list[dict[str, Any]] = []
     num_tokens = step = 0
     first: Options = {"output_kind": rng.choice(("CUMULATIVE", "DELTA"))}
+    if "output_kind" in without:
+        first = {}
     for number in range(rng.choice((1, 2, 2, 3, 4))):
         prompt = rng.choice(corpus.prompts)
         prompt = prompt._replace(token_ids=prompt.token_ids[-_SESSION_PROMPT_TOKENS:])

@@ -1,0 +1,30 @@
+"""The fuzzer in a test's own process, where faults can be planted."""
+
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from vllm_mtp.lab.fuzz import Findings, Prepared, Setting, find_differences, prepared
+from vllm_mtp.lab.fuzz import sort_out_ties as _sort_out_ties
+from vllm_mtp.lab.fuzz_run import shares
+
+BROKEN = ("logprob_token_ids", "thinking_token_budget", "session", "min_tokens")
+"""Kinds that fail today; each goes when it is mended."""
+
+
+def prepare(num_requests: int, seed: int) -> Prepared:
+    """Requests and their right answers; no engine is left."""
+    setting = Setting(str(BUNDLED_CHECKPOINT), {"method": "mtp_plus"}, {}, seed)
+    with prepared(setting, num_requests, without=BROKEN) as ready:
+        return ready
+
+
+def play_share(ready: Prepared, axis: str, axes: list[str]) -> Findings:
+    """One of the axes plays its share of the requests."""
+    return find_differences(ready, axis, shares(ready.plays, axes)[axis])
+
+
+def sort_out_ties(ready: Prepared, findings: Findings) -> None:
+    """Ask the reference, whose engine starts again."""
+    if findings.failures:
+        try:
+            _sort_out_ties(ready, findings)
+        finally:
+            ready.reference.player.close()
