@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vllm_mtp.config import DEFAULT_DRAFT_LENGTH
 from vllm_mtp.lab.fuzz_axes import (
     AXES,
     MAX_MODEL_LEN,
@@ -206,7 +207,7 @@ def _random_plays(
         [answers[request["name"]]["outputs"][0] for request in asked],
         facts["vocab_size"],
         max_model_len,
-        setting.speculative_config.get("num_speculative_tokens", 8),
+        setting.speculative_config.get("num_speculative_tokens", DEFAULT_DRAFT_LENGTH),
     )
     return make_plays(corpus, num_requests, setting.seed, without)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-from vllm_mtp.config import MAX_DRAFT_LENGTH, METHOD
+from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
 from vllm_mtp.lab.grid_engines import BLOCK_TOKENS, engine_arguments
 
 MAX_MODEL_LEN = 384
@@ -50,9 +50,9 @@ class Axis:
 
 
 def _small_cache() -> dict[str, Any]:
-    """Blocks for one request at its longest with its drafts, and little more."""
+    """Blocks for one request at its longest with its drafts, and the null block."""
     longest = ceil((MAX_MODEL_LEN + MAX_DRAFT_LENGTH + 1) / BLOCK_TOKENS)
-    return {"num_gpu_blocks_override": longest + 3}
+    return {"num_gpu_blocks_override": longest + 1}
 
 
 AXES: Mapping[str, Axis] = {
@@ -86,7 +86,9 @@ def axis_arguments(
         user: The user's arguments; the axis' own win.
         on_gpu: Let vLLM compile and capture graphs.
     """
-    config = {**speculative_config, **axis.speculation, "method": METHOD}
+    # Pins are drawn up to this K, whatever the controller.
+    bound = {"num_speculative_tokens": DEFAULT_DRAFT_LENGTH}
+    config = {**bound, **speculative_config, **axis.speculation, "method": METHOD}
     usual = engine_arguments(
         model, config, "float32", MAX_MODEL_LEN, SEATS, KV_CACHE_MIB, on_gpu
     )

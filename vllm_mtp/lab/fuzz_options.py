@@ -99,7 +99,7 @@ def _min_tokens(draw: Draw) -> Options:
     number = rng.choice((1, 2, most // 2, most - 1, most, rng.randint(0, most)))
     ends: Options = {}
     if not {"stop", "stop_token_ids"} & draw.options.keys():
-        ends = rng.choice((_stop, _stop_token_ids))(draw)
+        ends = rng.choice((_stop, _stop_token_ids, _stop_token_ids))(draw)
     return ends | {"min_tokens": max(0, min(number, most))}
 
 
@@ -115,8 +115,8 @@ def _include_stop(draw: Draw) -> Options:
 
 def _stop_token_ids(draw: Draw) -> Options:
     rng = draw.rng
-    if rng.random() < 0.3:
-        count = rng.choice((3, 12))
+    if rng.random() < 0.5:
+        count = rng.choice((3, 12, 25))
         return {"stop_token_ids": list(draw.corpus.common[:count])}
     return {"stop_token_ids": draw.said(rng.choice((1, 2, 5)))}
 

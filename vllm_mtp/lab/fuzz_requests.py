@@ -175,9 +175,9 @@ def make_consistent(options: Mapping[str, Any]) -> Options:
         kept["logprobs"] = len(kept["logprob_token_ids"])
     if "prompt_logprob_start" in kept and "prompt_logprob_token_ids" not in kept:
         del kept["prompt_logprob_start"]
-    rows = kept.get("prompt_logprob_token_ids")
-    if rows is not None and kept.get("n", 1) > 1:
-        kept["n"] = 1
+    if {"prompt_logprobs", "prompt_logprob_token_ids"} & kept.keys():
+        # Of tokens that are cached nothing is computed: vLLM shows memory as it was.
+        kept.pop("skip_reading_prefix_cache", None)
     return kept
 
 
