@@ -5,6 +5,7 @@ others. A test compares both with the class. Values are drawn so that they matte
 the prompt at hand, and often lie on a border.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
@@ -49,6 +50,15 @@ class Draw(NamedTuple):
             return "self"
         start = self.rng.randrange(len(text))
         return text[start : start + self.rng.choice((1, 2, 3, 5, 9))]
+
+    def phrase(self) -> str:
+        """Two or three words or signs of it, most of which are whole tokens."""
+        pieces = list(re.finditer(r"\w+|[^\w\s]+", self.prompt.answer_text))
+        if len(pieces) < 2:
+            return self.word()
+        first = self.rng.randrange(len(pieces) - 1)
+        last = min(first + self.rng.choice((1, 1, 2)), len(pieces) - 1)
+        return self.prompt.answer_text[pieces[first].start() : pieces[last].end()]
 
     def any_token(self) -> int:
         """Any token at all."""
@@ -104,7 +114,8 @@ def _min_tokens(draw: Draw) -> Options:
 
 
 def _stop(draw: Draw) -> Options:
-    words = [draw.word() for _ in range(draw.rng.choice((1, 1, 2, 4)))]
+    count = draw.rng.choice((1, 1, 2, 4))
+    words = [draw.rng.choice((draw.word, draw.phrase))() for _ in range(count)]
     return {"stop": words, "detokenize": True}
 
 
@@ -175,8 +186,8 @@ def _allowed_token_ids(draw: Draw) -> Options:
 
 def _bad_words(draw: Draw) -> Options:
     count = draw.rng.choice((1, 2, 5))
-    words = [w for w in (draw.word() for _ in range(count)) if w.strip()]
-    return {"bad_words": words or ["self"]}
+    words = [draw.rng.choice((draw.word, draw.phrase))() for _ in range(count)]
+    return {"bad_words": [word for word in words if word.strip()] or ["self"]}
 
 
 def _thinking_token_budget(draw: Draw) -> Options:
