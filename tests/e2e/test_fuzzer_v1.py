@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fuzzing import play_share, prepare, sort_out_ties
+from tests.support.fuzzing import BROKEN_MIXED, play_share, prepare, sort_out_ties
 from vllm_mtp.lab.fuzz import Prepared
 from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
 
@@ -13,7 +13,7 @@ NUM_REQUESTS = 200
 @pytest.fixture(scope="module")
 def ready() -> Prepared:
     """What an engine without speculation answers."""
-    return prepare(NUM_REQUESTS, seed=1)
+    return prepare(NUM_REQUESTS, 1, BROKEN_MIXED)
 
 
 def test_an_engine_without_speculation_survives_the_requests(ready: Prepared) -> None:

@@ -243,7 +243,9 @@ def find_differences(
     return findings
 
 
-def axis_player(setting: Setting, axis_name: str, start: Start) -> Player:
+def axis_player(
+    setting: Setting, axis_name: str, start: Start, max_starts: int = MAX_AXIS_STARTS
+) -> Player:
     """An engine of an axis; it starts with its first play."""
     arguments = axis_arguments(
         AXES[axis_name],
@@ -252,7 +254,7 @@ def axis_player(setting: Setting, axis_name: str, start: Start) -> Player:
         setting.engine_args,
         bool(gpu_names()),
     )
-    return Player(start, axis_name, arguments, MAX_AXIS_STARTS)
+    return Player(start, axis_name, arguments, max_starts)
 
 
 def compare_play(

@@ -40,7 +40,7 @@ from vllm_mtp.lab.fuzz import (
 from vllm_mtp.lab.fuzz_axes import AXES
 from vllm_mtp.lab.fuzz_engines import Start, process_starter
 from vllm_mtp.lab.fuzz_requests import KINDS, kinds_of
-from vllm_mtp.lab.fuzz_shrink import Shrinker
+from vllm_mtp.lab.fuzz_shrink import MAX_TRIES, Shrinker
 from vllm_mtp.lab.option_checks import check_names, refuse
 from vllm_mtp.lab.provenance import collect_provenance, write_json
 
@@ -205,7 +205,7 @@ def _play_axis(
 
 def _shrunk(ready: Prepared, failure: Failure, start: Start) -> Failure:
     setting, axis = ready.setting, AXES[failure.axis]
-    player = axis_player(setting, failure.axis, start)
+    player = axis_player(setting, failure.axis, start, MAX_TRIES)
     latest = failure
 
     def still_fails(play: Play) -> bool:
