@@ -1,4 +1,4 @@
-"""Every kind of request gets what it gets without speculation, on both model runners."""
+"""Every kind of request gets what it gets without speculation, on both runners."""
 
 import json
 from pathlib import Path

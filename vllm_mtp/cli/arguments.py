@@ -40,3 +40,8 @@ def parse_object(field: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{field}: {text!r} is not allowed; must be a JSON object")
     return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """What stands between the commas of an option."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, parse_object
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, names, parse_object
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
@@ -21,7 +21,7 @@ def soak(
     speculative_config: Annotated[
         str, typer.Option(help="Of the server (JSON), as for `vllm serve`.")
     ] = '{"method": "mtp_plus"}',
-    http_skip: Annotated[
+    without: Annotated[
         str, typer.Option(help="Options of requests to leave out, with commas between.")
     ] = "",
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
@@ -47,7 +47,7 @@ def soak(
             minutes=minutes,
             num_clients=clients,
             seed=seed,
-            skipped=tuple(filter(None, http_skip.split(","))),
+            skipped=names(without),
             output=output,
         )
         report = run_soak(options, Console())

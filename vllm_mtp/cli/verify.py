@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, parse_object
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, names, parse_object
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
@@ -105,8 +105,8 @@ def verify(
                     model=model,
                     num_requests=1 if requests is None else requests,
                     seed=seed,
-                    without=_names(without),
-                    axes=_names(engines) or None,
+                    without=names(without),
+                    axes=names(engines) or None,
                     request=request,
                     speculative_config=parse_object(
                         "speculative-config", speculative_config
@@ -133,7 +133,7 @@ def verify(
                     num_requests=http_requests,
                     seed=seed,
                     dtype=dtype,
-                    skipped=_names(without),
+                    skipped=names(without),
                     output=output,
                 ),
                 Console(),
@@ -156,7 +156,3 @@ def verify(
         report = run_verification(options, Console())
     if not report["is_exact"]:
         raise typer.Exit(FAILED_EXIT_CODE)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())

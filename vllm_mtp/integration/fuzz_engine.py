@@ -26,8 +26,8 @@ from vllm.sampling_params import (
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from vllm_mtp.control.randomized import RandomController
-from vllm_mtp.integration import engine_args
 from vllm_mtp.integration.fuzz_answers import Answer
+from vllm_mtp.integration.reference_v1 import answer_as_if_alone
 
 MAX_IDLE_STEPS = 3000
 """Steps without any output after which an engine counts as stuck; far more than a
@@ -36,25 +36,29 @@ request can wait for a seat."""
 
 @contextmanager
 def async_scheduling_on_cpu(wanted: bool) -> Iterator[None]:
-    """Within: engines of ours schedule asynchronously on a CPU, too.
+    """Within: engines that start schedule asynchronously on a CPU, too.
 
-    The platform switches it off there, though it works.
+    The platform switches it off whenever a config is made or made anew, though it
+    works there.
 
     Args:
         wanted: False changes nothing.
     """
-    finish = engine_args._finish
+    if not (wanted and current_platform.is_cpu()):
+        yield
+        return
+    platform = type(current_platform)
+    check = platform.__dict__["check_and_update_config"]
 
-    def finish_async(config: Any) -> None:
-        config.scheduler_config.async_scheduling = True
-        finish(config)
+    def keep_async(cls: Any, vllm_config: Any) -> None:
+        check.__func__(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
 
-    if wanted and current_platform.is_cpu():
-        engine_args._finish = finish_async
+    platform.check_and_update_config = classmethod(keep_async)
     try:
         yield
     finally:
-        engine_args._finish = finish
+        platform.check_and_update_config = check
 
 
 def play(
@@ -97,6 +101,10 @@ def _begin_anew(engine: LLMEngine, seed: int) -> None:
     assert engine.reset_prefix_cache(), "requests are running"
     # Compiled in other threads, grammars would be ready at a step that nobody chose.
     core.structured_output_manager._use_async_grammar_compilation = False
+    config = engine.vllm_config
+    if config.speculative_config is None and not config.use_v2_model_runner:
+        worker = core.model_executor.driver_worker.worker
+        answer_as_if_alone(worker.model_runner)
     controller = getattr(core.scheduler, "controller", None)
     if isinstance(controller, RandomController):
         controller._random.seed(seed)

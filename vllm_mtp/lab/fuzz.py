@@ -16,7 +16,6 @@ from vllm_mtp.config import DEFAULT_DRAFT_LENGTH
 from vllm_mtp.lab.fuzz_axes import (
     AXES,
     MAX_MODEL_LEN,
-    Axis,
     axis_arguments,
     reference_arguments,
 )
@@ -228,7 +227,6 @@ def find_differences(
         start: How to start engines.
         max_failures: Stop at that many.
     """
-    axis = AXES[axis_name]
     player = axis_player(ready.setting, axis_name, start)
     findings = Findings()
     try:
@@ -236,7 +234,7 @@ def find_differences(
             if len(findings.failures) >= max_failures or not player.can_play:
                 break
             played = player.play(play, seed=ready.setting.seed + number)
-            compare_play(ready.reference, axis_name, axis, play, played, findings)
+            compare_play(ready.reference, axis_name, play, played, findings)
         findings.counts.update(player.counts)
     finally:
         player.close()
@@ -260,7 +258,6 @@ def axis_player(
 def compare_play(
     reference: Reference,
     axis_name: str,
-    axis: Axis,
     play: Play,
     played: Mapping[str, Any],
     findings: Findings,
@@ -270,7 +267,6 @@ def compare_play(
     Args:
         reference: Knows the right answers.
         axis_name: Name of the engine.
-        axis: What it is.
         play: The requests.
         played: See ``integration/fuzz_engine.py``.
         findings: Added to.
@@ -288,7 +284,7 @@ def compare_play(
         if name in reference.died or name not in reference.answers:
             findings.excluded["the engine without speculation dies of it"] += 1
             continue
-        reason = exclusion(request, axis.may_preempt)
+        reason = exclusion(request)
         if reason is not None:
             findings.excluded[reason] += 1
             continue

@@ -204,7 +204,7 @@ def _play_axis(
 
 
 def _shrunk(ready: Prepared, failure: Failure, start: Start) -> Failure:
-    setting, axis = ready.setting, AXES[failure.axis]
+    setting = ready.setting
     player = axis_player(setting, failure.axis, start, MAX_TRIES)
     latest = failure
 
@@ -216,7 +216,7 @@ def _shrunk(ready: Prepared, failure: Failure, start: Start) -> Failure:
         reference.learn(play)
         findings = Findings()
         played = player.play(play, seed=setting.seed)
-        compare_play(reference, failure.axis, axis, play, played, findings)
+        compare_play(reference, failure.axis, play, played, findings)
         alike = [
             each
             for each in findings.failures

@@ -107,7 +107,7 @@ def test_a_play_is_compared_request_by_request() -> None:
         "in_flight": [],
     }
     findings = Findings()
-    compare_play(reference, "sync", AXES["sync"], play, played, findings)
+    compare_play(reference, "sync", play, played, findings)
     assert [each.name for each in findings.failures] == ["a"]
     assert (findings.num_requests, findings.num_compared) == (3, 2)
     assert sum(findings.excluded.values()) == 1
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_is_a_failure() -> None:
     reference.learn(play)
     played = {"answers": {"a": answer([])}, "died": "boom", "in_flight": ["a"]}
     findings = Findings()
-    compare_play(reference, "sync", AXES["sync"], play, played, findings)
+    compare_play(reference, "sync", play, played, findings)
     (found,) = findings.failures
     assert found.difference.what == "engine died"
     assert not findings.num_compared
