@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.support.fuzzing import BROKEN_MIXED, play_share, prepare, sort_out_ties
-from vllm_mtp.lab.fuzz import Prepared
+from tests.support.fuzzing import prepare, sort_out_ties
+from vllm_mtp.lab.fuzz import Prepared, find_differences
 from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
+from vllm_mtp.lab.fuzz_run import shares
 
 AXES = ["sync", "async", "chunks", "small cache", "async small cache", "auto"]
 NUM_REQUESTS = 200
@@ -13,7 +14,7 @@ NUM_REQUESTS = 200
 @pytest.fixture(scope="module")
 def ready() -> Prepared:
     """What an engine without speculation answers."""
-    return prepare(NUM_REQUESTS, 1, BROKEN_MIXED)
+    return prepare(NUM_REQUESTS, seed=1)
 
 
 def test_an_engine_without_speculation_survives_the_requests(ready: Prepared) -> None:
@@ -25,7 +26,7 @@ def test_an_engine_without_speculation_survives_the_requests(ready: Prepared) ->
 def test_random_requests_are_answered_as_without_speculation(
     axis: str, ready: Prepared
 ) -> None:
-    findings = play_share(ready, axis, AXES)
+    findings = find_differences(ready, axis, shares(ready.plays, AXES)[axis])
     sort_out_ties(ready, findings)
     assert not findings.failures
     assert findings.num_compared > 0.8 * findings.num_requests
