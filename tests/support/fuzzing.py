@@ -2,7 +2,7 @@
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.lab.fuzz import Findings, Prepared, Setting, prepared
-from vllm_mtp.lab.fuzz import sort_out_ties as _sort_out_ties
+from vllm_mtp.lab.fuzz_ties import sort_out_ties as _sort_out_ties
 
 
 def prepare(num_requests: int, seed: int) -> Prepared:

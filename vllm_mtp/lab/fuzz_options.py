@@ -104,12 +104,17 @@ def _max_tokens(draw: Draw) -> Options:
 
 
 def _min_tokens(draw: Draw) -> Options:
+    """With ends that would come before and come soon after."""
     most = draw.options["max_tokens"] or 24
     rng = draw.rng
-    number = rng.choice((1, 2, most // 2, most - 1, most, rng.randint(0, most)))
+    soon = rng.randint(1, draw.corpus.max_draft_length + 4)
+    number = rng.choice((soon, soon, soon, most // 2, most - 1, most))
     ends: Options = {}
     if not {"stop", "stop_token_ids"} & draw.options.keys():
-        ends = rng.choice((_stop, _stop_token_ids, _stop_token_ids))(draw)
+        if rng.random() < 0.7:
+            ends = {"stop_token_ids": list(draw.corpus.common[:12])}
+        else:
+            ends = rng.choice((_stop, _stop_token_ids))(draw)
     return ends | {"min_tokens": max(0, min(number, most))}
 
 

@@ -35,12 +35,12 @@ from vllm_mtp.lab.fuzz import (
     compare_play,
     find_differences,
     prepared,
-    sort_out_ties,
 )
 from vllm_mtp.lab.fuzz_axes import AXES
 from vllm_mtp.lab.fuzz_engines import Start, process_starter
 from vllm_mtp.lab.fuzz_requests import KINDS, kinds_of
 from vllm_mtp.lab.fuzz_shrink import MAX_TRIES, Shrinker
+from vllm_mtp.lab.fuzz_ties import sort_out_ties
 from vllm_mtp.lab.option_checks import check_names, refuse
 from vllm_mtp.lab.provenance import collect_provenance, write_json
 

@@ -17,12 +17,12 @@ from vllm_mtp.lab.fuzz import (
     Reference,
     Setting,
     compare_play,
-    sort_out_ties,
 )
 from vllm_mtp.lab.fuzz_axes import AXES
 from vllm_mtp.lab.fuzz_compare import Difference
 from vllm_mtp.lab.fuzz_engines import Player
 from vllm_mtp.lab.fuzz_run import command_of, parse_case, shares
+from vllm_mtp.lab.fuzz_ties import sort_out_ties
 
 SETTING = Setting("some/model", {"method": "mtp_plus"}, {}, 7)
 
