@@ -1,7 +1,7 @@
 """Which differences are ties, that rounding may decide either way.
 
 A token that differs is a tie only if the reference says it, too, as soon as that
-token's logit is raised by `LOGPROB_TOLERANCE`. So the evidence is the reference's alone,
+token's logit is raised by `LOGPROB_TOLERANCE`. So the evidence is the reference alone,
 for greedy requests and for sampled ones, whose random numbers stay the same.
 """
 
