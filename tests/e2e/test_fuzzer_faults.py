@@ -9,6 +9,7 @@ import pytest
 from tests.support.fuzzing import prepare
 from tests.support.planted_faults import FAULTS, Fault
 from vllm_mtp.lab.fuzz import Prepared, find_differences
+from vllm_mtp.lab.fuzz_requests import kinds_of
 
 NUM_REQUESTS = 500
 
@@ -21,13 +22,16 @@ def ready() -> Prepared:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.plant.__name__)
 def test_a_planted_fault_is_found(fault: Fault, ready: Prepared) -> None:
+    plays = [
+        play
+        for play in ready.plays
+        if any(kind in kinds_of(request) for request in play for kind in fault.kinds)
+    ]
     with fault.plant():
-        # More than one: a fault may show in several ways.
-        findings = find_differences(ready, fault.axis, ready.plays, max_failures=4)
-    found = [failure.difference.what for failure in findings.failures]
-    assert fault.shows_as in found, (findings.num_compared, findings.failures)
+        findings = find_differences(ready, fault.axis, plays, max_failures=1)
+    assert findings.failures, findings.num_compared
 
 
 def test_nothing_is_found_where_nothing_is_planted(ready: Prepared) -> None:
-    findings = find_differences(ready, "sync", ready.plays[:4], max_failures=1)
+    findings = find_differences(ready, "sync", ready.plays[:8], max_failures=1)
     assert not findings.failures

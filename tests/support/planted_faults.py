@@ -248,29 +248,33 @@ class Fault(NamedTuple):
 
     Attributes:
         plant: Plants it for a while.
-        shows_as: Kind of difference.
+        kinds: Of requests, see ``lab/fuzz_requests.py``; plays without any of them
+            cannot show it and are left out.
         axis: Engine of the fuzzer.
     """
 
     plant: Plant
-    shows_as: str = "token"
+    kinds: tuple[str, ...]
     axis: str = "sync"
 
 
+_BY_TOKENS = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_BUDGET = ("thinking_token_budget",)
+
 FAULTS = (
-    Fault(rejected_drafts_count),
-    Fault(drafts_do_not_count),
-    Fault(stop_tokens_are_masked_one_row_late),
-    Fault(biases_miss_the_bonus_row),
-    Fault(allowed_tokens_hold_for_first_rows_alone),
-    Fault(budgets_count_steps),
-    Fault(budgets_stay_where_a_request_was),
-    Fault(budgets_begin_anew, axis="chunks"),
-    Fault(logprobs_of_the_next_row, "logprobs"),
-    Fault(a_rejected_token_is_committed),
-    Fault(tokens_behind_a_stop_are_kept),
-    Fault(grammars_are_not_rolled_back),
-    Fault(seeded_requests_are_drafted_for, axis="fixed K"),
-    Fault(sessions_keep_accepted_drafts),
-    Fault(a_placeholder_is_kept, "engine died", "async"),
+    Fault(rejected_drafts_count, _BY_TOKENS),
+    Fault(drafts_do_not_count, ("bad_words", *_BY_TOKENS)),
+    Fault(stop_tokens_are_masked_one_row_late, ("min_tokens",)),
+    Fault(biases_miss_the_bonus_row, ("logit_bias",)),
+    Fault(allowed_tokens_hold_for_first_rows_alone, ("allowed_token_ids",)),
+    Fault(budgets_count_steps, _BUDGET),
+    Fault(budgets_stay_where_a_request_was, _BUDGET),
+    Fault(budgets_begin_anew, _BUDGET, "chunks"),
+    Fault(logprobs_of_the_next_row, ("logprobs", "logprob_token_ids")),
+    Fault(a_rejected_token_is_committed, ("max_tokens",)),
+    Fault(tokens_behind_a_stop_are_kept, ("stop_token_ids",)),
+    Fault(grammars_are_not_rolled_back, ("structured_outputs",)),
+    Fault(seeded_requests_are_drafted_for, ("seed",), "fixed K"),
+    Fault(sessions_keep_accepted_drafts, ("session",)),
+    Fault(a_placeholder_is_kept, ("max_tokens",), "async"),
 )

@@ -4,7 +4,7 @@ A workaround for vLLM 0.32 and 0.33. ``RejectionSampler`` reads the number of
 ``logprobs`` alone: a request that lists token ids gets the likeliest tokens instead,
 or no logprobs at all, in every step in which any request of the batch has draft
 tokens. ``Sampler``, which samples the other steps, does what is asked. For upstream:
-``docs/upstream/listed-logprobs.md``.
+``docs/upstream/logprob-token-ids.md``.
 """
 
 from typing import Any
