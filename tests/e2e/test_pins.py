@@ -25,8 +25,11 @@ def seeded(llm: Any) -> list[list[int]]:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
+    prompts = [list(prompt) for prompt in heldout_prompts(len(PINS))]
+    # vLLM likes to fill those up with draft tokens when others are under way.
+    prompts[4:] = [prompt[:1] for prompt in prompts[4:]]
     outputs = llm.generate(
-        [TokensPrompt(prompt_token_ids=list(p)) for p in heldout_prompts(len(PINS))],
+        [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts],
         [
             SamplingParams(temperature=1.0, seed=i, max_tokens=MAX_TOKENS)
             for i in range(len(PINS))

@@ -23,6 +23,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration import pause
+from vllm_mtp.integration.compat import check_attributes
 from vllm_mtp.integration.controllers import controller_of
 from vllm_mtp.integration.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.request_traits import RequestTraits
@@ -73,6 +74,7 @@ class ControlledScheduler(Scheduler):
 
     controller: Controller
     num_lookahead_tokens: int
+    dynamic_sd_lookup: list[int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,6 +98,12 @@ class ControlledScheduler(Scheduler):
         self._switched_off: set[str] = set()
         """Requests that fix K = 0."""
         self._max_lookahead = self.num_lookahead_tokens
+        check_attributes(self, ("dynamic_sd_lookup",))
+        if self.dynamic_sd_lookup is None:
+            # Else vLLM fills a prompt's last token up with draft tokens that nobody
+            # made, of requests that want none, too; a seed then gives another text.
+            sizes = self.scheduler_config.max_num_seqs + 1
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * sizes
         self._has_heard_worker = False
         self.metrics = (
             StepMetrics(self.controller, self.num_spec_tokens)
