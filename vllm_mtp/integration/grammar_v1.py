@@ -127,6 +127,8 @@ class DraftGrammars:
         for request_id in finished_request_ids:
             self._followers.pop(request_id, None)
         for request in requests:
+            # A streaming session comes back with other parameters.
+            self._followers.pop(request.req_id, None)
             params = request.sampling_params
             if params is None or params.structured_outputs is None:
                 continue
