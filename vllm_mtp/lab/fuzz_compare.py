@@ -24,6 +24,10 @@ RANK_SHARE = 0.05
 closer together than rounding moves them."""
 
 SAMPLED_PIN = "a sampled request that is drafted for has the same distribution only"
+LATE_SEED = (
+    "vLLM seeds a session with its first input, and greedy input uses random numbers "
+    "up beside sampled requests alone"
+)
 TRACE = "vLLM refuses trace_decode_token_ids beside speculation, whatever it says"
 WRONG_PIN = "an engine without speculation does not know pins of K"
 
@@ -52,8 +56,12 @@ def exclusion(request: Mapping[str, Any]) -> str | None:
     Args:
         request: See `fuzz_requests.py`.
     """
+    is_seeded = "seed" in request["chunks"][0]["sampling"]
     for chunk in request["chunks"]:
         sampling = chunk["sampling"]
+        if sampling.get("temperature") and not is_seeded:
+            return LATE_SEED
+        is_seeded = is_seeded and bool(sampling.get("temperature"))
         if sampling.get("temperature") and _pin(sampling):
             return SAMPLED_PIN
         if sampling.get("trace_decode_token_ids"):

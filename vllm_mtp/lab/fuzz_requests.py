@@ -195,8 +195,8 @@ def _make_session(
         sampling = draw_options(
             corpus, prompt, rng, {*without, *_NOT_IN_SESSIONS}, rng.choice((0, 1, 2))
         )
-        if number and "seed" not in chunks[0]["sampling"]:
-            # vLLM takes the seed from the first chunk alone.
+        if number and "seed" not in chunks[-1]["sampling"]:
+            # vLLM seeds a session once, and greedy input may use random numbers up.
             _make_greedy(sampling)
         most = rng.choice((1, 2, rng.randint(3, _SESSION_ANSWER_TOKENS)))
         sampling["max_tokens"] = most

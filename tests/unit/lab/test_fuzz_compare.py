@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.lab.fuzz_samples import answer, request
 from vllm_mtp.lab.fuzz_compare import (
+    LATE_SEED,
     SAMPLED_PIN,
     TRACE,
     compare,
@@ -96,14 +97,17 @@ def test_minus_infinity_equals_itself() -> None:
     assert compare_logprobs([{5: (-3.0, 9)}], rows) != ""
 
 
+SEEDED = {"temperature": 1.0, "seed": 1}
+
+
 @pytest.mark.parametrize(
     ("sampling", "reason"),
     [
         ({}, None),
         ({"extra_args": {"mtp_plus": {"k": 3}}}, None),
-        ({"temperature": 1.0, "seed": 1}, None),
-        ({"temperature": 1.0, "extra_args": {"mtp_plus": {"k": 3}}}, SAMPLED_PIN),
-        ({"temperature": 1.0, "extra_args": {"mtp_plus_k": 0}}, None),
+        (SEEDED, None),
+        (SEEDED | {"extra_args": {"mtp_plus": {"k": 3}}}, SAMPLED_PIN),
+        (SEEDED | {"extra_args": {"mtp_plus_k": 0}}, None),
         ({"trace_decode_token_ids": [1]}, TRACE),
     ],
 )
@@ -111,3 +115,22 @@ def test_only_named_reasons_keep_an_answer_from_being_compared(
     sampling: dict[str, Any], reason: str | None
 ) -> None:
     assert exclusion(request("r", **sampling)) == reason
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ([SEEDED, SEEDED], None),
+        ([SEEDED, {"temperature": 0.0}], None),
+        ([{"temperature": 0.0}, SEEDED], LATE_SEED),
+        ([SEEDED, {"temperature": 0.0}, SEEDED], LATE_SEED),
+    ],
+)
+def test_a_session_has_one_text_while_vllm_seeds_it(
+    inputs: list[dict[str, Any]], reason: str | None
+) -> None:
+    session = request("r") | {
+        "session": True,
+        "chunks": [{"prompt": [1], "sampling": sampling} for sampling in inputs],
+    }
+    assert exclusion(session) == reason
