@@ -15,21 +15,21 @@ from vllm_mtp.lab.soak import SoakOptions, run_soak
 def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> None:
     report = run_http_fuzz(
         HttpFuzzOptions(
-            num_requests=60,
+            num_requests=40,
             seed=7,
             output=tmp_path / "report.json",
         ),
         Console(),
     )
     assert report["is_exact"], report["findings"]
-    assert report["verified"]["accepted"] > 50
+    assert report["verified"]["accepted"] > 30
     assert not any(report["held"].values())
 
 
-def test_a_minute_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_while_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     report = run_soak(
         SoakOptions(
-            minutes=1.25,
+            minutes=0.75,
             num_clients=6,
             # Drafts whatever a crowded machine makes of its worth.
             speculative_config={"method": "mtp_plus", "controller": "random"},
@@ -39,4 +39,4 @@ def test_a_minute_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     assert report["is_sound"], report["failed"]
     assert report["requests"]["num_cut"] > 0
-    assert report["requests"]["num_requests"] > 30
+    assert report["requests"]["num_requests"] > 20
