@@ -1,7 +1,8 @@
 """Plays requests of the fuzzer in an engine, step by step.
 
 What happens at which step is written in the requests (see ``lab/fuzz_requests.py``):
-they arrive, sessions get their next chunk, some are aborted. So the same requests make
+they arrive, sessions get their next chunk, some are aborted, some bring a disturbance
+of the whole engine with them. So the same requests make
 the same play, as far as the engine's own choices allow.
 
 A request that does not share an engine with disturbances is played *undisturbed*: it
@@ -12,21 +13,16 @@ is answered.
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from typing import Any
 
-from vllm.inputs import TokensPrompt
+import torch
 from vllm.platforms import current_platform
-from vllm.sampling_params import (
-    RepetitionDetectionParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-)
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.integration.fuzz_answers import Answer
+from vllm_mtp.integration.fuzz_disturbances import Disturbances
+from vllm_mtp.integration.fuzz_sessions import Session, prompt_of, sampling_params
 from vllm_mtp.integration.reference_v1 import answer_as_if_alone
 
 MAX_IDLE_STEPS = 3000
@@ -76,9 +72,9 @@ def play(
         seed: Of the random draft lengths, where they are random.
 
     Returns:
-        ``answers`` by name (see `Answer.as_dict`), ``num_steps``, and ``died``: the end
-        of the traceback if the engine did, with ``in_flight``, the requests that it
-        had then.
+        ``answers`` by name (see `Answer.as_dict`), ``num_steps``, ``num_disturbed``,
+        how often the engine was while it had requests, and ``died``: the end of the
+        traceback if the engine did, with ``in_flight``, the requests that it had then.
     """
     _begin_anew(engine, seed)
     stage = _Stage(engine, requests, is_undisturbed)
@@ -91,6 +87,7 @@ def play(
     return {
         "answers": {name: each.as_dict() for name, each in stage.answers.items()},
         "num_steps": stage.num_steps,
+        "num_disturbed": stage.disturbances.num_done,
         "died": died,
         "in_flight": [name for name, each in stage.answers.items() if each.is_open],
     }
@@ -108,36 +105,8 @@ def _begin_anew(engine: LLMEngine, seed: int) -> None:
     controller = getattr(core.scheduler, "controller", None)
     if isinstance(controller, RandomController):
         controller._random.seed(seed)
-
-
-def sampling_params(options: Mapping[str, Any], is_final_only: bool) -> SamplingParams:
-    """vLLM's object for options that came as JSON.
-
-    Args:
-        options: Fields of ``SamplingParams``; enumerations by name, nested objects as
-            mappings.
-        is_final_only: Answer in one piece, whatever the options say.
-    """
-    given = dict(options)
-    if (biases := given.get("logit_bias")) is not None:
-        given["logit_bias"] = {int(i): bias for i, bias in biases.items()}
-    if (grammar := given.get("structured_outputs")) is not None:
-        given["structured_outputs"] = StructuredOutputsParams(**grammar)
-    if (repetition := given.get("repetition_detection")) is not None:
-        given["repetition_detection"] = RepetitionDetectionParams(**repetition)
-    if (kind := given.get("output_kind")) is not None:
-        given["output_kind"] = RequestOutputKind[kind]
-    if is_final_only:
-        given["output_kind"] = RequestOutputKind.FINAL_ONLY
-        given.pop("stream_interval", None)
-    return SamplingParams(**given)
-
-
-def _prompt(chunk: Mapping[str, Any]) -> Any:
-    prompt = chunk["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    return TokensPrompt(prompt_token_ids=list(prompt))
+    # What sampled requests without a seed draw from.
+    torch.manual_seed(seed)
 
 
 class _Stage:
@@ -151,9 +120,10 @@ class _Stage:
     ) -> None:
         self.answers: dict[str, Answer] = {}
         self.num_steps = 0
+        self.disturbances = Disturbances(engine, self._step, self._abort_all)
         self._engine = engine
         self._is_undisturbed = is_undisturbed
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._due: dict[int, list[tuple[str, Mapping[str, Any], int]]] = {}
         for request in requests:
             self._plan(request)
@@ -169,6 +139,8 @@ class _Stage:
             self._at(start + request["ends"], "end", request)
         if request.get("aborts") is not None:
             self._at(start + request["aborts"], "abort", request)
+        if (event := request.get("disturbs")) is not None:
+            self._at(start + event["step"], "disturb", request)
 
     def _at(
         self, step: int, what: str, request: Mapping[str, Any], number: int = 0
@@ -176,20 +148,28 @@ class _Stage:
         self._due.setdefault(step, []).append((what, request, number))
 
     def run(self) -> None:
-        step = num_idle = 0
-        while self._due or self._engine.has_unfinished_requests():
+        step = self._num_idle = 0
+        while (
+            self._due
+            or self.disturbances.is_paused
+            or self._engine.has_unfinished_requests()
+        ):
             for what, request, number in self._due.pop(step, ()):
                 getattr(self, f"_{what}")(request, number)
             step += 1
-            if not self._engine.has_unfinished_requests():
-                continue
-            outputs = self._engine.step()
-            self.num_steps += 1
-            num_idle = 0 if outputs else num_idle + 1
-            if num_idle > MAX_IDLE_STEPS:
-                raise TimeoutError(f"no output for {MAX_IDLE_STEPS} steps")
-            for output in outputs:
-                self._take(output)
+            if self.disturbances.is_paused:
+                self.disturbances.pass_step()
+            elif self._engine.has_unfinished_requests():
+                self._step()
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        self.num_steps += 1
+        self._num_idle = 0 if outputs else self._num_idle + 1
+        if self._num_idle > MAX_IDLE_STEPS:
+            raise TimeoutError(f"no output for {MAX_IDLE_STEPS} steps")
+        for output in outputs:
+            self._take(output)
 
     def _take(self, output: Any) -> None:
         answer = self.answers[output.request_id]
@@ -205,14 +185,14 @@ class _Stage:
         is_session = bool(request.get("session"))
         try:
             if is_session:
-                self._sessions[name] = _Session(self._engine, request)
+                self._sessions[name] = Session(self._engine, request)
                 self._sessions[name].go_on()
                 return
             (chunk,) = request["chunks"]
             params = sampling_params(chunk["sampling"], self._is_undisturbed)
             answer.output_kind = params.output_kind
             self._engine.add_request(
-                name, _prompt(chunk), params, priority=request.get("priority", 0)
+                name, prompt_of(chunk), params, priority=request.get("priority", 0)
             )
         except Exception as error:
             self._refuse(request, error)
@@ -241,52 +221,9 @@ class _Stage:
             answer.is_open = False
             self._engine.abort_request([request["name"]])
 
+    def _abort_all(self) -> None:
+        for name in self.answers:
+            self._abort({"name": name}, 0)
 
-class _Session:
-    """A ``StreamingInput`` session, fed as ``AsyncLLM`` feeds it."""
-
-    def __init__(self, engine: LLMEngine, request: Mapping[str, Any]) -> None:
-        self._engine = engine
-        self._name = request["name"]
-        self._priority = request.get("priority", 0)
-        self._chunks = request["chunks"]
-        self._num_fed = 0
-        first = sampling_params(self._chunks[0]["sampling"], False)
-        self._last = self._process(self._name, [0], first, False)
-        engine.input_processor.assign_request_id(self._last)
-
-    def is_behind(self, num_ends: int) -> bool:
-        """Whether all chunks fed so far are answered, and there is more to do."""
-        return self._num_fed <= min(num_ends, len(self._chunks))
-
-    def go_on(self) -> None:
-        """Feed the next chunk, or end after the last one."""
-        number, self._num_fed = self._num_fed, self._num_fed + 1
-        if number == len(self._chunks):
-            self._add(self._last)
-        elif number < len(self._chunks):
-            chunk = self._chunks[number]
-            params = sampling_params(chunk["sampling"], False)
-            request = self._process(
-                self._last.request_id, chunk["prompt"], params, True
-            )
-            request.external_req_id = self._name
-            self._add(request)
-
-    def _process(self, name: str, prompt: Any, params: Any, resumable: bool) -> Any:
-        engine = self._engine
-        return engine.input_processor.process_inputs(
-            name,
-            _prompt({"prompt": prompt}),
-            params,
-            supported_tasks=engine.get_supported_tasks(),
-            priority=self._priority,
-            resumable=resumable,
-        )
-
-    def _add(self, request: Any) -> None:
-        self._engine.output_processor.add_request(request, None, None, 0)
-        # Both sides extend the prompt; in a server a process border divides them.
-        for_core = copy(request)
-        for_core.prompt_token_ids = list(request.prompt_token_ids)
-        self._engine.engine_core.add_request(for_core)
+    def _disturb(self, request: Mapping[str, Any], number: int) -> None:
+        self.disturbances.begin(request["disturbs"])

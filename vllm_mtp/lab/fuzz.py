@@ -24,6 +24,7 @@ from vllm_mtp.lab.fuzz_compare import (
     exclusion,
 )
 from vllm_mtp.lab.fuzz_corpus import ANSWER_TOKENS, choose_openings, make_corpus
+from vllm_mtp.lab.fuzz_disturbances import undisturbed
 from vllm_mtp.lab.fuzz_engines import Player, Start, start_here
 from vllm_mtp.lab.fuzz_requests import Request, make_plays
 from vllm_mtp.lab.provenance import gpu_names
@@ -225,6 +226,8 @@ def find_differences(
         max_failures: Stop at that many.
     """
     player = axis_player(ready.setting, axis_name, start)
+    if not AXES[axis_name].is_disturbed:
+        plays = [undisturbed(play) for play in plays]
     findings = Findings()
     try:
         for number, play in enumerate(plays):

@@ -42,11 +42,13 @@ class Axis:
         speculation: Keys of its speculative config, over the user's.
         arguments: Of vLLM's ``EngineArgs``.
         may_preempt: Whether it is there to preempt requests.
+        is_disturbed: Whether it is paused and its cache emptied while requests run.
     """
 
     speculation: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     may_preempt: bool = False
+    is_disturbed: bool = False
 
 
 def _small_cache() -> dict[str, Any]:
@@ -63,6 +65,8 @@ AXES: Mapping[str, Axis] = {
     "async chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET} | ASYNC),
     "small cache": Axis(RANDOM_K, _small_cache(), may_preempt=True),
     "async small cache": Axis(RANDOM_K, _small_cache() | ASYNC, may_preempt=True),
+    "disturbed": Axis(RANDOM_K, is_disturbed=True),
+    "async disturbed": Axis(RANDOM_K, ASYNC, is_disturbed=True),
     "fixed K": Axis({"controller": "fixed"}),
     "auto": Axis(),
     "async auto": Axis({}, ASYNC),

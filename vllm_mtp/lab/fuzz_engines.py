@@ -21,6 +21,9 @@ from vllm_mtp.lab.grid_engines import (
     engine_environ,
 )
 
+COUNTS = ("drafted", "accepted", "num_preempted", "num_steps", "num_disturbed")
+"""What is added up over plays; see ``BenchEngine.play``."""
+
 
 class Engine(Protocol):
     """Obeys the commands of ``integration/bench_engine.py``."""
@@ -100,9 +103,7 @@ class Player:
         """
         self.name = name
         self.num_starts = 0
-        self.counts = dict.fromkeys(
-            ("drafted", "accepted", "num_preempted", "num_steps"), 0
-        )
+        self.counts = dict.fromkeys(COUNTS, 0)
         """Over all plays."""
         self._start = start
         self._arguments = arguments

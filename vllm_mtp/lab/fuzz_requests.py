@@ -9,7 +9,8 @@ A request is plain data, so that it can be printed, kept and repeated::
 
 A session (``StreamingInput``) has ``"session": true`` and several chunks, each with the
 ``step`` after its arrival at which it comes, and ``ends``, the step at which the
-session is told that no chunk follows. A play is a list of requests.
+session is told that no chunk follows. A play is a list of requests; some disturb the
+engine (see `fuzz_disturbances.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from random import Random
 from typing import Any
 
 from vllm_mtp.lab.fuzz_corpus import Corpus, KnownPrompt
+from vllm_mtp.lab.fuzz_disturbances import disturb
 from vllm_mtp.lab.fuzz_options import FIELDS, RARE, Draw, Options
 
 Request = dict[str, Any]
@@ -25,10 +27,11 @@ PLAY_REQUESTS = 32
 """Requests of a play: several times the seats, so that some wait."""
 
 SESSION, ABORT, PRIORITY = "session", "abort", "priority"
+DISTURBANCE = "disturbance"
 """Kinds of input, beside the names of fields."""
 WRONG = "wrong"
 """Requests that every engine refuses."""
-KINDS = (*FIELDS, SESSION, ABORT, PRIORITY, WRONG)
+KINDS = (*FIELDS, SESSION, ABORT, PRIORITY, DISTURBANCE, WRONG)
 """What a run can be told to leave out."""
 
 NUM_OPTIONS = (0, 1, 1, 2, 2, 2, 3, 3, 4)
@@ -91,7 +94,9 @@ def _make_play(
         if rng.random() < ABORT_CHANCE and ABORT not in without:
             request["aborts"] = rng.choice((1, 2, 5, rng.randint(1, 40)))
         requests.append(request)
-    return requests
+    if DISTURBANCE in without:
+        return requests
+    return disturb(requests, Random(f"disturbances {seed} {numbers.start}"))
 
 
 def make_request(
@@ -249,4 +254,6 @@ def kinds_of(request: Mapping[str, Any]) -> set[str]:
         fields.add(ABORT)
     if request.get("priority"):
         fields.add(PRIORITY)
+    if request.get("disturbs"):
+        fields.add(DISTURBANCE)
     return fields

@@ -194,6 +194,8 @@ def _play_axis(
     )
     if AXES[name].may_preempt and not counts["num_preempted"]:
         console.print(f"{name}: nobody was preempted, so that was not put to the test")
+    if AXES[name].is_disturbed:
+        console.print(f"{name}: disturbed {counts['num_disturbed']} times")
     for number, failure in enumerate(findings.failures):
         if number < MAX_SHRUNK:
             failure = _shrunk(ready, failure, start)
