@@ -35,7 +35,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from vllm import EngineArgs, SamplingParams
+from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -45,7 +45,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm_mtp.integration import mends
 from vllm_mtp.integration.bench_round import Round, Totals
 from vllm_mtp.integration.bench_split import timed_host, timed_parts
-from vllm_mtp.integration.fuzz_engine import async_scheduling_on_cpu, play
+from vllm_mtp.integration.fuzz_engine import async_scheduling_on_cpu, engine_args, play
 from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.step_metrics import StepMetrics
 
@@ -74,7 +74,7 @@ class BenchEngine:
         self.totals = Totals()
         with async_scheduling_on_cpu(bool(arguments.get("async_scheduling"))):
             self.engine = LLMEngine.from_engine_args(
-                EngineArgs(**arguments),
+                engine_args(arguments),
                 stat_loggers=[lambda config, index: self.totals],
             )
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
@@ -100,6 +100,7 @@ class BenchEngine:
             "max_draft_length": speculation.num_speculative_tokens
             if speculation
             else 0,
+            "is_v2": config.use_v2_model_runner,
             "has_mended_sampling": expand is mends.expand_kernel,
             **_memory(),
         }

@@ -16,11 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from vllm import EngineArgs
+from vllm.config import KVTransferConfig
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from vllm_mtp.control.randomized import RandomController
+from vllm_mtp.integration.fuzz_adapters import adapter
 from vllm_mtp.integration.fuzz_answers import Answer
+from vllm_mtp.integration.fuzz_connector import FuzzConnector
 from vllm_mtp.integration.fuzz_disturbances import Disturbances
 from vllm_mtp.integration.fuzz_sessions import Session, prompt_of, sampling_params
 from vllm_mtp.integration.reference_v1 import answer_as_if_alone
@@ -57,6 +61,14 @@ def async_scheduling_on_cpu(wanted: bool) -> Iterator[None]:
         platform.check_and_update_config = check
 
 
+def engine_args(arguments: Mapping[str, Any]) -> EngineArgs:
+    """vLLM's arguments from plain data."""
+    given = dict(arguments)
+    if (transfer := given.get("kv_transfer_config")) is not None:
+        given["kv_transfer_config"] = KVTransferConfig(**transfer)
+    return EngineArgs(**given)
+
+
 def play(
     engine: LLMEngine,
     requests: Sequence[Mapping[str, Any]],
@@ -88,6 +100,8 @@ def play(
         "answers": {name: each.as_dict() for name, each in stage.answers.items()},
         "num_steps": stage.num_steps,
         "num_disturbed": stage.disturbances.num_done,
+        "num_adapted": sum(each.get("adapter") is not None for each in requests),
+        "num_loaded_tokens": FuzzConnector.num_loaded_tokens,
         "died": died,
         "in_flight": [name for name, each in stage.answers.items() if each.is_open],
     }
@@ -95,7 +109,8 @@ def play(
 
 def _begin_anew(engine: LLMEngine, seed: int) -> None:
     core = engine.engine_core.engine_core
-    assert engine.reset_prefix_cache(), "requests are running"
+    FuzzConnector.num_loaded_tokens = 0
+    assert engine.reset_prefix_cache(reset_connector=True), "requests are running"
     # Compiled in other threads, grammars would be ready at a step that nobody chose.
     core.structured_output_manager._use_async_grammar_compilation = False
     config = engine.vllm_config
@@ -192,7 +207,11 @@ class _Stage:
             params = sampling_params(chunk["sampling"], self._is_undisturbed)
             answer.output_kind = params.output_kind
             self._engine.add_request(
-                name, prompt_of(chunk), params, priority=request.get("priority", 0)
+                name,
+                prompt_of(chunk),
+                params,
+                lora_request=adapter(self._engine, request.get("adapter")),
+                priority=request.get("priority", 0),
             )
         except Exception as error:
             self._refuse(request, error)

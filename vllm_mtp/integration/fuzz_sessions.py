@@ -13,6 +13,8 @@ from vllm.sampling_params import (
 )
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from vllm_mtp.integration.fuzz_adapters import adapter
+
 
 def sampling_params(options: Mapping[str, Any], is_final_only: bool) -> SamplingParams:
     """vLLM's object for options that came as JSON.
@@ -52,6 +54,7 @@ class Session:
         self._engine = engine
         self._name = request["name"]
         self._priority = request.get("priority", 0)
+        self._adapter = request.get("adapter")
         self._chunks = request["chunks"]
         self._num_fed = 0
         first = sampling_params(self._chunks[0]["sampling"], False)
@@ -83,6 +86,7 @@ class Session:
             prompt_of({"prompt": prompt}),
             params,
             supported_tasks=engine.get_supported_tasks(),
+            lora_request=adapter(engine, self._adapter),
             priority=self._priority,
             resumable=resumable,
         )

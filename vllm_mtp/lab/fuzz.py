@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH
 from vllm_mtp.lab.fuzz_axes import (
+    ALL_ADAPTERS,
     AXES,
     MAX_MODEL_LEN,
     axis_arguments,
+    on_axis,
     reference_arguments,
 )
 from vllm_mtp.lab.fuzz_compare import (
@@ -24,9 +26,11 @@ from vllm_mtp.lab.fuzz_compare import (
     exclusion,
 )
 from vllm_mtp.lab.fuzz_corpus import ANSWER_TOKENS, choose_openings, make_corpus
-from vllm_mtp.lab.fuzz_disturbances import undisturbed
 from vllm_mtp.lab.fuzz_engines import Player, Start, start_here
+from vllm_mtp.lab.fuzz_options import V2_ONLY
 from vllm_mtp.lab.fuzz_requests import Request, make_plays
+from vllm_mtp.lab.fuzz_unseeded import REASON as UNSEEDED
+from vllm_mtp.lab.fuzz_unseeded import check_alone, is_unseeded
 from vllm_mtp.lab.provenance import gpu_names
 
 MAX_REFERENCE_STARTS = 12
@@ -146,11 +150,17 @@ class Prepared:
         setting: Of all engines.
         plays: All requests.
         reference: What knows the answers; its engine may have ended.
+        adapted: The same with LoRA adapters; it is asked when they are needed.
     """
 
     setting: Setting
     plays: list[Play]
     reference: Reference
+    adapted: Reference
+
+    def reference_of(self, axis_name: str) -> Reference:
+        """What knows the answers of an axis."""
+        return self.adapted if AXES[axis_name].has_adapters else self.reference
 
 
 @contextmanager
@@ -173,13 +183,16 @@ def prepared(
     on_gpu = bool(gpu_names())
     arguments = reference_arguments(setting.model, setting.engine_args, on_gpu)
     player = Player(start, "reference", arguments, MAX_REFERENCE_STARTS)
+    with_adapters = arguments | ALL_ADAPTERS
+    adapted = Player(start, "reference", with_adapters, MAX_REFERENCE_STARTS)
     try:
         if plays is None:
             plays = _random_plays(player, setting, num_requests, without)
         reference = Reference(player)
         reference.learn([request for play in plays for request in play])
-        yield Prepared(setting, list(plays), reference)
+        yield Prepared(setting, list(plays), reference, Reference(adapted))
     finally:
+        adapted.close()
         player.close()
 
 
@@ -206,6 +219,8 @@ def _random_plays(
         max_model_len,
         setting.speculative_config.get("num_speculative_tokens", DEFAULT_DRAFT_LENGTH),
     )
+    if not facts["is_v2"]:
+        corpus = corpus._replace(refused=V2_ONLY)
     return make_plays(corpus, num_requests, setting.seed, without)
 
 
@@ -226,15 +241,16 @@ def find_differences(
         max_failures: Stop at that many.
     """
     player = axis_player(ready.setting, axis_name, start)
-    if not AXES[axis_name].is_disturbed:
-        plays = [undisturbed(play) for play in plays]
+    plays = [on_axis(AXES[axis_name], play) for play in plays]
+    reference = ready.reference_of(axis_name)
+    reference.learn([request for play in plays for request in play])
     findings = Findings()
     try:
         for number, play in enumerate(plays):
             if len(findings.failures) >= max_failures or not player.can_play:
                 break
             played = player.play(play, seed=ready.setting.seed + number)
-            compare_play(ready.reference, axis_name, play, played, findings)
+            compare_play(reference, axis_name, play, played, findings)
         findings.counts.update(player.counts)
     finally:
         player.close()
@@ -289,8 +305,12 @@ def compare_play(
             findings.excluded[reason] += 1
             continue
         expected = reference.answers[name]
-        findings.num_compared += 1
-        difference = compare(expected, found)
+        if is_unseeded(request):
+            findings.excluded[UNSEEDED] += 1
+            difference = check_alone(request, expected, found)
+        else:
+            findings.num_compared += 1
+            difference = compare(expected, found)
         if difference is not None:
             findings.failures.append(Failure(axis_name, play, name, difference))
         elif found["refused"]:

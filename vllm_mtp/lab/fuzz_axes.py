@@ -3,12 +3,14 @@
 Each axis turns on what could change an answer and must not. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from random import Random
 from typing import Any
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
+from vllm_mtp.lab.fuzz_disturbances import undisturbed
 from vllm_mtp.lab.grid_engines import BLOCK_TOKENS, engine_arguments
 
 MAX_MODEL_LEN = 384
@@ -21,6 +23,29 @@ TIGHT_BUDGET = SEATS + 3
 
 RANDOM_K = {"controller": "random"}
 ASYNC = {"async_scheduling": True}
+DISTURBED: dict[str, Any] = {"is_disturbed": True, "proof": "num_disturbed"}
+ADAPTERS: dict[str, Any] = {"has_adapters": True, "proof": "num_adapted"}
+
+NUM_ADAPTERS = 3
+ADAPTER_CHANCE = 0.6
+ALL_ADAPTERS: dict[str, Any] = {
+    "enable_lora": True,
+    "max_loras": NUM_ADAPTERS,
+    "max_lora_rank": 8,
+}
+TWO_ADAPTERS = ALL_ADAPTERS | {"max_loras": 2, "max_cpu_loras": 2}
+"""A third one waits until another is not used."""
+
+CONNECTOR: dict[str, Any] = {
+    "kv_transfer_config": {
+        "kv_connector": "FuzzConnector",
+        "kv_connector_module_path": "vllm_mtp.integration.fuzz_connector",
+        "kv_role": "kv_both",
+    },
+    # All prompts that come again are loaded, and vLLM's example wants whole prompts.
+    "enable_prefix_caching": False,
+    "max_num_batched_tokens": SEATS * (MAX_MODEL_LEN + MAX_DRAFT_LENGTH),
+}
 
 COMMON: dict[str, Any] = {
     "max_logprobs": -1,
@@ -41,14 +66,16 @@ class Axis:
     Attributes:
         speculation: Keys of its speculative config, over the user's.
         arguments: Of vLLM's ``EngineArgs``.
-        may_preempt: Whether it is there to preempt requests.
+        proof: What `fuzz_engines.COUNTS` must count if it was put to the test at all.
         is_disturbed: Whether it is paused and its cache emptied while requests run.
+        has_adapters: Whether some requests are answered with LoRA adapters.
     """
 
     speculation: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    may_preempt: bool = False
+    proof: str = "accepted"
     is_disturbed: bool = False
+    has_adapters: bool = False
 
 
 def _small_cache() -> dict[str, Any]:
@@ -63,10 +90,14 @@ AXES: Mapping[str, Axis] = {
     "no prefix cache": Axis(RANDOM_K, {"enable_prefix_caching": False}),
     "chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET}),
     "async chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET} | ASYNC),
-    "small cache": Axis(RANDOM_K, _small_cache(), may_preempt=True),
-    "async small cache": Axis(RANDOM_K, _small_cache() | ASYNC, may_preempt=True),
-    "disturbed": Axis(RANDOM_K, is_disturbed=True),
-    "async disturbed": Axis(RANDOM_K, ASYNC, is_disturbed=True),
+    "small cache": Axis(RANDOM_K, _small_cache(), proof="num_preempted"),
+    "async small cache": Axis(RANDOM_K, _small_cache() | ASYNC, proof="num_preempted"),
+    "disturbed": Axis(RANDOM_K, **DISTURBED),
+    "async disturbed": Axis(RANDOM_K, ASYNC, **DISTURBED),
+    "adapters": Axis(RANDOM_K, TWO_ADAPTERS, **ADAPTERS),
+    "async adapters": Axis(RANDOM_K, TWO_ADAPTERS | ASYNC, **ADAPTERS),
+    "KV connector": Axis(RANDOM_K, CONNECTOR, proof="num_loaded_tokens"),
+    "async KV connector": Axis(RANDOM_K, CONNECTOR | ASYNC, proof="num_loaded_tokens"),
     "fixed K": Axis({"controller": "fixed"}),
     "auto": Axis(),
     "async auto": Axis({}, ASYNC),
@@ -97,6 +128,27 @@ def axis_arguments(
         model, config, "float32", MAX_MODEL_LEN, SEATS, KV_CACHE_MIB, on_gpu
     )
     return {**usual, **COMMON, **user, **axis.arguments}
+
+
+def on_axis(axis: Axis, play: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The play as it is on an axis; a play that is so already stays as it is.
+
+    Args:
+        axis: One of `AXES`.
+        play: Requests.
+    """
+    play = list(play) if axis.is_disturbed else undisturbed(play)
+    return [_adapted(each) for each in play] if axis.has_adapters else play
+
+
+def _adapted(request: dict[str, Any]) -> dict[str, Any]:
+    """The request, perhaps with an adapter, which its name says."""
+    name = request["name"]
+    rng = Random(f"adapter {name}")
+    if "adapter" in name or rng.random() > ADAPTER_CHANCE:
+        return request
+    number = rng.randint(1, NUM_ADAPTERS)
+    return request | {"name": f"{name} adapter {number}", "adapter": number}
 
 
 def reference_arguments(

@@ -40,6 +40,7 @@ class Corpus(NamedTuple):
         vocab_size: Of the model.
         max_model_len: Of the engines (tokens).
         max_draft_length: Upper bound on K.
+        refused: Fields that the engines refuse whatever they say; asked rarely.
     """
 
     prompts: tuple[KnownPrompt, ...]
@@ -47,6 +48,7 @@ class Corpus(NamedTuple):
     vocab_size: int
     max_model_len: int
     max_draft_length: int
+    refused: tuple[str, ...] = ()
 
 
 class Opening(NamedTuple):

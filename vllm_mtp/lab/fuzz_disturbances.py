@@ -21,8 +21,8 @@ sleep with requests that are kept. On a CPU vLLM frees no memory of an engine th
 sleeps, so levels 1 and 2 are the same there and no weights are lost."""
 
 LIKELIHOOD = {RESET: 4, PAUSE: 3, CLEAR: 3, SLEEP: 2, ABORTING: 0.5}
-NUM_IN_PLAY = (1, 2, 4, 6, 9)
-MAX_STEP, MAX_LASTS = 40, 6
+NUM_IN_PLAY = (2, 4, 6, 9)
+MAX_STEP, MAX_LASTS = 15, 6
 
 Request = dict[str, Any]
 

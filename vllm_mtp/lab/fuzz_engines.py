@@ -21,7 +21,10 @@ from vllm_mtp.lab.grid_engines import (
     engine_environ,
 )
 
-COUNTS = ("drafted", "accepted", "num_preempted", "num_steps", "num_disturbed")
+COUNTS = (
+    *("drafted", "accepted", "num_steps", "num_preempted"),
+    *("num_disturbed", "num_adapted", "num_loaded_tokens"),
+)
 """What is added up over plays; see ``BenchEngine.play``."""
 
 

@@ -281,6 +281,11 @@ NOT_SET: Mapping[str, str] = {
 }
 """Fields that no user sets, and why."""
 
+V2_ONLY = ("prompt_logprob_token_ids", "prompt_logprob_start")
+"""Fields that Model Runner V1 refuses."""
+REFUSED_SHARE = 0.05
+"""How often fields that are refused are drawn compared with others (1)."""
+
 RARE = {
     "watermarking": 0.2,
     "skip_clone": 0.2,

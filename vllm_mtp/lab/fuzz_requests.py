@@ -19,7 +19,9 @@ from typing import Any
 
 from vllm_mtp.lab.fuzz_corpus import Corpus, KnownPrompt
 from vllm_mtp.lab.fuzz_disturbances import disturb
-from vllm_mtp.lab.fuzz_options import FIELDS, RARE, Draw, Options
+from vllm_mtp.lab.fuzz_options import FIELDS, RARE, REFUSED_SHARE, Draw, Options
+from vllm_mtp.lab.fuzz_unseeded import CHANCE as UNSEEDED_CHANCE
+from vllm_mtp.lab.fuzz_unseeded import drop_seed, is_unseeded
 
 Request = dict[str, Any]
 
@@ -27,11 +29,11 @@ PLAY_REQUESTS = 32
 """Requests of a play: several times the seats, so that some wait."""
 
 SESSION, ABORT, PRIORITY = "session", "abort", "priority"
-DISTURBANCE = "disturbance"
+DISTURBANCE, UNSEEDED = "disturbance", "unseeded"
 """Kinds of input, beside the names of fields."""
 WRONG = "wrong"
 """Requests that every engine refuses."""
-KINDS = (*FIELDS, SESSION, ABORT, PRIORITY, DISTURBANCE, WRONG)
+KINDS = (*FIELDS, SESSION, ABORT, PRIORITY, DISTURBANCE, UNSEEDED, WRONG)
 """What a run can be told to leave out."""
 
 NUM_OPTIONS = (0, 1, 1, 2, 2, 2, 3, 3, 4)
@@ -48,12 +50,14 @@ _NOT_IN_SESSIONS = (
     # Refused by AsyncLLM.
     *("n", "stop", "include_stop_str_in_output"),
     # Taken from a session's first chunk, for all of them.
-    *("output_kind", "stream_interval", "detokenize", "structured_outputs"),
+    *("output_kind", "stream_interval", "detokenize"),
     *("skip_special_tokens", "spaces_between_special_tokens", "flat_logprobs"),
-    *("logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids"),
+    *("logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids"),
     *("prompt_logprob_start", "skip_clone", "skip_reading_prefix_cache"),
-    *("routed_experts_prompt_start", "trace_decode_token_ids", "min_tokens"),
+    *("routed_experts_prompt_start", "trace_decode_token_ids"),
 )
+_OF_FIRST_CHUNK = ("logprobs", "structured_outputs")
+"""Fields that all chunks have as the first one has them."""
 _SESSION_PROMPT_TOKENS = 40
 _SESSION_ANSWER_TOKENS = 24
 
@@ -87,6 +91,8 @@ def _make_play(
         # Of its own, so that leaving a kind out changes few others.
         own = Random(f"request {seed} {number}")
         request = make_request(corpus, f"r{number}", own, without)
+        if _loses_seed(request, own, without):
+            request = drop_seed(request, own)
         request["arrives"] = rng.randint(0, span)
         priority = rng.choice((-1, 0, 0, 2))
         if has_priorities:
@@ -97,6 +103,14 @@ def _make_play(
     if DISTURBANCE in without:
         return requests
     return disturb(requests, Random(f"disturbances {seed} {numbers.start}"))
+
+
+def _loses_seed(request: Request, rng: Random, without: Collection[str]) -> bool:
+    return (
+        rng.random() < UNSEEDED_CHANCE
+        and not request.get("session")
+        and not {UNSEEDED, "temperature", "seed"} & {*without}
+    )
 
 
 def make_request(
@@ -144,7 +158,8 @@ def draw_options(
     chosen = ["max_tokens"]
     if rng.random() < SAMPLED_CHANCE:
         chosen.append("temperature")
-    chosen += _sample(names, count, rng)
+    weights = RARE | dict.fromkeys(corpus.refused, REFUSED_SHARE)
+    chosen += _sample(names, count, rng, weights)
     if rng.random() < PIN_CHANCE:
         chosen.append("extra_args")
     for name in chosen:
@@ -154,10 +169,12 @@ def draw_options(
     return make_consistent(draw.options)
 
 
-def _sample(names: Sequence[str], count: int, rng: Random) -> list[str]:
+def _sample(
+    names: Sequence[str], count: int, rng: Random, shares: Mapping[str, float]
+) -> list[str]:
     left, chosen = list(names), []
     for _ in range(min(count, len(left))):
-        weights = [RARE.get(name, 1.0) for name in left]
+        weights = [shares.get(name, 1.0) for name in left]
         (name,) = rng.choices(left, weights)
         left.remove(name)
         chosen.append(name)
@@ -205,6 +222,9 @@ def _make_session(
             _make_greedy(sampling)
         most = rng.choice((1, 2, rng.randint(3, _SESSION_ANSWER_TOKENS)))
         sampling["max_tokens"] = most
+        if number:
+            sampling = _as_in_first_chunk(sampling, chunks[0]["sampling"])
+        sampling = make_consistent(sampling)
         num_tokens += len(prompt.token_ids) + most
         if number and num_tokens >= corpus.max_model_len:
             break
@@ -213,6 +233,11 @@ def _make_session(
         chunks.append(chunk | {"step": step})
     ends = step + rng.choice((0, 1, 10))
     return {"name": name, "session": True, "chunks": chunks, "ends": ends}
+
+
+def _as_in_first_chunk(sampling: Options, first: Options) -> Options:
+    kept = {k: v for k, v in sampling.items() if k not in _OF_FIRST_CHUNK}
+    return kept | {k: first[k] for k in _OF_FIRST_CHUNK if k in first}
 
 
 def _make_greedy(sampling: Options) -> None:
@@ -256,4 +281,6 @@ def kinds_of(request: Mapping[str, Any]) -> set[str]:
         fields.add(PRIORITY)
     if request.get("disturbs"):
         fields.add(DISTURBANCE)
+    if is_unseeded(request):
+        fields.add(UNSEEDED)
     return fields

@@ -184,18 +184,16 @@ def _play_axis(
 ) -> Findings:
     findings = find_differences(ready, name, plays, start)
     sort_out_ties(ready, findings)
-    counts = findings.counts
+    counts, proof = findings.counts, AXES[name].proof
     console.print(
         f"{name}: {findings.num_requests} requests, {findings.num_compared} compared, "
         f"{counts['accepted']} of {counts['drafted']} draft tokens kept, "
-        f"{counts['num_preempted']} preempted, {len(findings.ties)} near-ties, "
-        f"{len(findings.failures)} differ",
+        f"{proof.removeprefix('num_')} {counts[proof]}, "
+        f"{len(findings.ties)} near-ties, {len(findings.failures)} differ",
         highlight=False,
     )
-    if AXES[name].may_preempt and not counts["num_preempted"]:
-        console.print(f"{name}: nobody was preempted, so that was not put to the test")
-    if AXES[name].is_disturbed:
-        console.print(f"{name}: disturbed {counts['num_disturbed']} times")
+    if not counts[proof]:
+        console.print(f"{name}: it was not put to the test")
     for number, failure in enumerate(findings.failures):
         if number < MAX_SHRUNK:
             failure = _shrunk(ready, failure, start)
@@ -214,7 +212,7 @@ def _shrunk(ready: Prepared, failure: Failure, start: Start) -> Failure:
         nonlocal latest
         if not player.can_play:
             return False
-        reference = ready.reference.of_others()
+        reference = ready.reference_of(failure.axis).of_others()
         reference.learn(play)
         findings = Findings()
         played = player.play(play, seed=setting.seed)

@@ -88,7 +88,7 @@ class Shrinker:
 
 
 def _without_disturbance(request: Request) -> Iterator[Request]:
-    for name in ("aborts", "disturbs", "priority", "arrives"):
+    for name in ("aborts", "disturbs", "adapter", "priority", "arrives"):
         if request.get(name):
             yield {key: value for key, value in request.items() if key != name}
 

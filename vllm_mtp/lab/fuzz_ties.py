@@ -22,7 +22,7 @@ def sort_out_ties(ready: Prepared, findings: Findings) -> None:
     """
     failures = []
     for failure in findings.failures:
-        if failure.name and is_tie(ready.reference, failure):
+        if failure.name and is_tie(ready.reference_of(failure.axis), failure):
             findings.ties.append(failure)
         else:
             failures.append(failure)
