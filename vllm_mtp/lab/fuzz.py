@@ -20,7 +20,6 @@ from vllm_mtp.lab.fuzz_axes import (
     reference_arguments,
 )
 from vllm_mtp.lab.fuzz_compare import (
-    Answer,
     Difference,
     compare,
     exclusion,
@@ -28,6 +27,7 @@ from vllm_mtp.lab.fuzz_compare import (
 from vllm_mtp.lab.fuzz_corpus import ANSWER_TOKENS, choose_openings, make_corpus
 from vllm_mtp.lab.fuzz_engines import Player, Start, start_here
 from vllm_mtp.lab.fuzz_options import V2_ONLY
+from vllm_mtp.lab.fuzz_reference import Reference
 from vllm_mtp.lab.fuzz_requests import Request, make_plays
 from vllm_mtp.lab.fuzz_unseeded import REASON as UNSEEDED
 from vllm_mtp.lab.fuzz_unseeded import check_alone, is_unseeded
@@ -35,9 +35,6 @@ from vllm_mtp.lab.provenance import gpu_names
 
 MAX_REFERENCE_STARTS = 12
 MAX_AXIS_STARTS = 6
-REFERENCE_BATCH = 256
-"""Requests of a play of the reference."""
-
 Play = list[Request]
 
 
@@ -87,59 +84,6 @@ class Findings:
     """Requests that are played and not compared, by the reason."""
     counts: Counter[str] = field(default_factory=Counter)
     """Tokens, steps and preemptions; see `Player.counts`."""
-
-
-class Reference:
-    """The engine without speculation, and what it has answered."""
-
-    def __init__(self, player: Player) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            player: Of the engine.
-        """
-        self.player = player
-        self.answers: dict[str, Answer] = {}
-        """By name of the request."""
-        self.died: dict[str, str] = {}
-        """Requests of which this engine dies: vLLM's own fault."""
-
-    def learn(self, requests: Sequence[Request]) -> None:
-        """Have requests answered that are not yet."""
-        waiting = [r for r in requests if not self.knows(r["name"])]
-        while waiting and self.player.can_play:
-            batch, waiting = waiting[:REFERENCE_BATCH], waiting[REFERENCE_BATCH:]
-            played = self.player.play(batch, is_undisturbed=True)
-            lost = set(played["in_flight"]) if played["died"] else set()
-            answers = played["answers"]
-            self.answers |= {n: a for n, a in answers.items() if n not in lost}
-            if not played["died"]:
-                continue
-            if len(batch) == 1:
-                self.died[batch[0]["name"]] = played["died"]
-                continue
-            # One of those in flight did it: halve them until it is alone.
-            again = [r for r in batch if r["name"] not in self.answers]
-            half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
-            rest = [r for r in again if r not in half]
-            self.learn(half)
-            waiting = rest + waiting
-
-    def knows(self, name: str) -> bool:
-        """Whether a request has been answered, or cannot be."""
-        return name in self.answers or name in self.died
-
-    def of_others(self) -> "Reference":
-        """The same engine, asked other requests, whose names may be the same."""
-        return Reference(self.player)
-
-    def ask_anew(self, request: Request) -> Answer | None:
-        """The answer to one request, alone; None if the engine died of it."""
-        if not self.player.can_play:
-            return None
-        played = self.player.play([request], is_undisturbed=True)
-        answer: Answer | None = played["answers"].get(request["name"])
-        return None if played["died"] else answer
 
 
 @dataclass
@@ -300,7 +244,7 @@ def compare_play(
         if name in reference.died or name not in reference.answers:
             findings.excluded["the engine without speculation dies of it"] += 1
             continue
-        reason = exclusion(request)
+        reason = exclusion(request) or AXES[axis_name].exclusion(play, request)
         if reason is not None:
             findings.excluded[reason] += 1
             continue

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
-from vllm_mtp.lab.fuzz_disturbances import undisturbed
+from vllm_mtp.lab.fuzz_disturbances import is_reset, undisturbed
 from vllm_mtp.lab.grid_engines import BLOCK_TOKENS, engine_arguments
 
 MAX_MODEL_LEN = 384
@@ -23,6 +23,7 @@ TIGHT_BUDGET = SEATS + 3
 
 RANDOM_K = {"controller": "random"}
 ASYNC = {"async_scheduling": True}
+RESET_SEED = "a step that an async reset drops has drawn from the seed already"
 DISTURBED: dict[str, Any] = {"is_disturbed": True, "proof": "num_disturbed"}
 ADAPTERS: dict[str, Any] = {"has_adapters": True, "proof": "num_adapted"}
 
@@ -76,6 +77,20 @@ class Axis:
     proof: str = "accepted"
     is_disturbed: bool = False
     has_adapters: bool = False
+
+    def exclusion(
+        self, play: Sequence[Mapping[str, Any]], request: Mapping[str, Any]
+    ) -> str | None:
+        """Why a request's answers cannot be held against the reference's, or None.
+
+        Args:
+            play: As it was played.
+            request: One of its requests.
+        """
+        options = [chunk["sampling"] for chunk in request["chunks"]]
+        is_sampled = any(each.get("temperature") for each in options)
+        is_async = self.arguments.get("async_scheduling")
+        return RESET_SEED if is_sampled and is_async and is_reset(play) else None
 
 
 def _small_cache() -> dict[str, Any]:

@@ -53,3 +53,8 @@ def undisturbed(play: Sequence[Mapping[str, Any]]) -> list[Request]:
         {key: value for key, value in request.items() if key != "disturbs"}
         for request in play
     ]
+
+
+def is_reset(play: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the prefix cache is emptied while steps are under way."""
+    return any((each.get("disturbs") or {}).get("what") == RESET for each in play)

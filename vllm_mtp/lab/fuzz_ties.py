@@ -8,8 +8,9 @@ for greedy requests and for sampled ones, whose random numbers stay the same.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_mtp.lab.fuzz import Failure, Findings, Prepared, Reference
+from vllm_mtp.lab.fuzz import Failure, Findings, Prepared
 from vllm_mtp.lab.fuzz_compare import LOGPROB_TOLERANCE, Difference
+from vllm_mtp.lab.fuzz_reference import Reference
 from vllm_mtp.lab.fuzz_requests import Request
 
 

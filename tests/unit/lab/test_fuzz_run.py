@@ -14,13 +14,13 @@ from vllm_mtp.lab.fuzz import (
     Failure,
     Findings,
     Prepared,
-    Reference,
     Setting,
     compare_play,
 )
 from vllm_mtp.lab.fuzz_axes import AXES
 from vllm_mtp.lab.fuzz_compare import Difference
 from vllm_mtp.lab.fuzz_engines import Player
+from vllm_mtp.lab.fuzz_reference import Reference
 from vllm_mtp.lab.fuzz_run import command_of, parse_case, shares
 from vllm_mtp.lab.fuzz_ties import sort_out_ties
 
@@ -83,7 +83,7 @@ def test_a_tie_is_what_the_reference_says_with_a_little_more_of_it(
     reference = Reference(player(engine))
     reference.learn([request("r")])
     findings = Findings(failures=[failure(1)])
-    sort_out_ties(Prepared(SETTING, [], reference), findings)
+    sort_out_ties(Prepared(SETTING, [], reference, reference), findings)
     assert bool(findings.ties) is is_tie
     assert bool(findings.failures) is not is_tie
     (asked,) = engine.asked[-1]
@@ -93,7 +93,7 @@ def test_a_tie_is_what_the_reference_says_with_a_little_more_of_it(
 def test_only_tokens_can_be_ties() -> None:
     reference = Reference(player(FakeEngine({})))
     findings = Findings(failures=[failure(None)])
-    sort_out_ties(Prepared(SETTING, [], reference), findings)
+    sort_out_ties(Prepared(SETTING, [], reference, reference), findings)
     assert len(findings.failures) == 1
 
 
