@@ -4,7 +4,8 @@ As vLLM's server does, which is told so between two steps: a pause first takes i
 is under way, then empties the caches (``EngineCoreProc.pause_scheduler``).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -50,7 +51,8 @@ class Disturbances:
         self.num_done += self._engine.has_unfinished_requests()
         what = event["what"]
         if what == RESET:
-            assert self._engine.reset_prefix_cache(reset_running_requests=True)
+            with self._refused_for_sessions():
+                assert self._engine.reset_prefix_cache(reset_running_requests=True)
             return
         self._pause(what)
         self._num_steps_left = event["lasts"]
@@ -74,7 +76,20 @@ class Disturbances:
             scheduler.set_pause_state(PauseState.PAUSED_ALL)
         while scheduler.has_requests() or self._core.batch_queue:
             self._step()
-        if what == SLEEP:
-            self._engine.sleep(level=1, mode="keep")
-        else:
-            self._core._finish_pause(clear_cache=what in (CLEAR, ABORTING))
+        with self._refused_for_sessions():
+            if what == SLEEP:
+                self._engine.sleep(level=1, mode="keep")
+            else:
+                self._core._finish_pause(clear_cache=what in (CLEAR, ABORTING))
+
+    @contextmanager
+    def _refused_for_sessions(self) -> Iterator[None]:
+        """A session that waits for its next chunk holds blocks, so nothing is emptied.
+
+        A server tells its client so and goes on; who ran has been preempted anyway.
+        """
+        try:
+            yield
+        except RuntimeError:
+            if not self._core.scheduler.num_waiting_for_streaming_input:
+                raise
