@@ -5,6 +5,7 @@ Triton asks a driver which device it runs on. Here a driver answers "the CPU", a
 50 ms a step) and exact. Must be installed before anything imports vllm or triton.
 """
 
+import ctypes
 import os
 from functools import cache
 from typing import Any
@@ -42,11 +43,24 @@ def install() -> None:
     backends.backends["cpu"] = backends.Backend(
         compiler=any_backend.compiler, driver=CPUDriver
     )
+    _keep_freed_memory()
     _patch_language_once()
     _take_any_mask()
     _apply_top_p_with_torch()
     _take_log1p_from_triton()
     _sample_in_one_block()
+
+
+def _keep_freed_memory() -> None:
+    """Blocks of the interpreter come and go; the C library gives each back at once.
+
+    The kernel then clears its pages anew, which takes longer than all else.
+    """
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
+    assert libc.mallopt(trim_threshold, 2**30)
+    # KV caches go their own way.
+    assert libc.mallopt(mmap_threshold, 2**25)
 
 
 def _patch_language_once() -> None:
@@ -106,10 +120,14 @@ def _sample_in_one_block() -> None:
 
     Which random number a token gets does not depend on its block.
     """
-    from vllm.v1.worker.gpu.sample import gumbel
+    from vllm.v1.worker.gpu.sample import gumbel, logprob
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
 
-    for function in (gumbel.gumbel_sample, rejection_sampler_utils.rejection_sample):
+    for function in (
+        gumbel.gumbel_sample,
+        logprob.compute_token_logprobs,
+        rejection_sampler_utils.rejection_sample,
+    ):
         code = function.__code__
         assert 1024 in code.co_consts, "vLLM samples in blocks of another size"
         constants = tuple(16384 if each == 1024 else each for each in code.co_consts)
