@@ -14,8 +14,11 @@ from vllm_mtp.lab.fuzz import (
     Setting,
     find_differences,
     prepared,
+    random_plays,
 )
-from vllm_mtp.lab.fuzz_axes import AXES, on_axis
+from vllm_mtp.lab.fuzz_axes import AXES, on_axis, reference_arguments
+from vllm_mtp.lab.fuzz_engines import Player, start_here
+from vllm_mtp.lab.fuzz_requests import Request
 from vllm_mtp.lab.fuzz_ties import sort_out_ties as _sort_out_ties
 
 
@@ -29,7 +32,7 @@ def prepare(
         seed: The same one makes the same.
         plays: These, instead of random ones.
     """
-    setting = Setting(str(BUNDLED_CHECKPOINT), {"method": "mtp_plus"}, {}, seed)
+    setting = _setting(seed)
     with prepared(setting, num_requests, plays=plays) as ready:
         return ready
 
@@ -47,6 +50,43 @@ def learn(ready: Prepared, axis_name: str, plays: list[Play]) -> None:
         reference.learn([r for p in plays for r in on_axis(AXES[axis_name], p)])
     finally:
         reference.player.close()
+
+
+def _setting(seed: int) -> Setting:
+    return Setting(str(BUNDLED_CHECKPOINT), {"method": "mtp_plus"}, {}, seed)
+
+
+def short_plays(num_plays: int, play_requests: int, seed: int) -> list[Play]:
+    """The shortest of many random requests, for engines that are slow.
+
+    Args:
+        num_plays: How many plays.
+        play_requests: Requests of each.
+        seed: The same one makes the same.
+    """
+    setting = _setting(seed)
+    arguments = reference_arguments(setting.model, {}, on_gpu=False)
+    player = Player(start_here, "reference", arguments, max_starts=1)
+    count = num_plays * play_requests
+    try:
+        plays = random_plays(player, setting, 4 * count)
+    finally:
+        player.close()
+    requests = sorted((r for play in plays for r in play), key=_length)[:count]
+    # In the order in which they were made, which is any order of kinds.
+    requests.sort(key=lambda request: int(request["name"][1:]))
+    return [requests[i : i + play_requests] for i in range(0, count, play_requests)]
+
+
+def _length(request: Request) -> int:
+    """About how many tokens it comes to."""
+    long, letters = 300, 3
+    total = 0
+    for chunk in request["chunks"]:
+        prompt, sampling = chunk["prompt"], chunk["sampling"]
+        total += len(prompt) // (letters if isinstance(prompt, str) else 1)
+        total += sampling.get("n", 1) * (sampling.get("max_tokens") or long)
+    return total
 
 
 def sort_out_ties(ready: Prepared, findings: Findings) -> None:

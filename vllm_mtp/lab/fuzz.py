@@ -131,7 +131,7 @@ def prepared(
     adapted = Player(start, "reference", with_adapters, MAX_REFERENCE_STARTS)
     try:
         if plays is None:
-            plays = _random_plays(player, setting, num_requests, without)
+            plays = random_plays(player, setting, num_requests, without)
         reference = Reference(player)
         reference.learn([request for play in plays for request in play])
         yield Prepared(setting, list(plays), reference, Reference(adapted))
@@ -140,9 +140,20 @@ def prepared(
         player.close()
 
 
-def _random_plays(
-    player: Player, setting: Setting, num_requests: int, without: Collection[str]
+def random_plays(
+    player: Player,
+    setting: Setting,
+    num_requests: int,
+    without: Collection[str] = (),
 ) -> list[Play]:
+    """Requests made of what an engine without speculation says.
+
+    Args:
+        player: Of that engine.
+        setting: Of all engines.
+        num_requests: How many to make.
+        without: Kinds of requests to leave out.
+    """
     from vllm_mtp.lab.demo_plan import read_prompts
 
     texts = [prompt.text for prompt in read_prompts(setting.model, 128)]
