@@ -120,12 +120,13 @@ def _sample_in_one_block() -> None:
 
     Which random number a token gets does not depend on its block.
     """
-    from vllm.v1.worker.gpu.sample import gumbel, logprob
+    from vllm.v1.worker.gpu.sample import gumbel, logprob, min_p
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
 
     for function in (
         gumbel.gumbel_sample,
         logprob.compute_token_logprobs,
+        min_p.apply_min_p,
         rejection_sampler_utils.rejection_sample,
     ):
         code = function.__code__
