@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +105,25 @@ def play_in_fork(order: dict[str, Any]) -> None:
         order: ``plays`` by name of the axis, ``seed``, and ``result``, a file for what
             is found (`Findings`) by name of the axis.
     """
-    shares = order["plays"]
+    _, found = play_shares(order["plays"], order["seed"])
+    plain = {axis: vars(findings) for axis, findings in found.items()}
+    Path(order["result"]).write_text(json.dumps(plain))
+
+
+def play_shares(
+    shares: dict[str, list[Play]], seed: int
+) -> tuple[Prepared, dict[str, Findings]]:
+    """What is found when each axis has played its share, and the right answers.
+
+    Args:
+        shares: Plays by name of the axis.
+        seed: Of what disturbs the engines.
+    """
     plays = [play for share in shares.values() for play in share]
-    ready = prepare(sum(map(len, plays)), order["seed"], plays)
+    ready = prepare(sum(map(len, plays)), seed, plays)
     assert not ready.reference.died
     found = {}
     for axis, share in shares.items():
-        findings = find_differences(ready, axis, share)
-        sort_out_ties(ready, findings)
-        found[axis] = asdict(findings)
-    Path(order["result"]).write_text(json.dumps(found))
+        found[axis] = find_differences(ready, axis, share)
+        sort_out_ties(ready, found[axis])
+    return ready, found
