@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.fork_server import ForkServer
 from tests.support.fuzzing import short_plays
-from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
 from vllm_mtp.lab.fuzz_requests import KINDS, SESSION, kinds_of
 
-AXES = ["sync", "async", "async small cache"]
-PLAY_REQUESTS = 14
+AXES = ["sync", "async"]
+PLAY_REQUESTS = 21
 
 
 @pytest.fixture(scope="module")
@@ -57,5 +56,3 @@ def test_random_requests_are_answered_as_without_speculation(
     assert findings["num_compared"] > 0.8 * PLAY_REQUESTS
     counts = findings["counts"]
     assert counts["drafted"] > counts["accepted"] > 0
-    if ALL_AXES[axis].may_preempt:
-        assert counts["num_preempted"] > 0
