@@ -12,8 +12,9 @@ AXES = [
     *("async disturbed", "adapters", "KV connector"),
 ]
 NUM_REQUESTS = 200
-LEAST_COMPARED = 0.6
-"""Share of the requests. After an async reset, sampled ones are not compared."""
+LEAST_COMPARED = {"async disturbed": 0.4}
+"""Share of the requests, where it is not 0.6: after an async reset sampled ones are not
+compared (vLLM has drawn for them already)."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,10 @@ def test_random_requests_are_answered_as_without_speculation(
     findings = find_differences(ready, axis, plays)
     sort_out_ties(ready, findings)
     assert not findings.failures
-    assert findings.num_compared > LEAST_COMPARED * findings.num_requests
+    num_left_out = findings.excluded.total()
+    assert findings.num_compared + num_left_out == findings.num_requests
+    least = LEAST_COMPARED.get(axis, 0.6)
+    assert findings.num_compared > least * findings.num_requests
     # Drafts were kept and drafts were rejected, or nothing was put to the test.
     counts = findings.counts
     assert counts["drafted"] > counts["accepted"] > 0
