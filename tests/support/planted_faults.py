@@ -122,12 +122,11 @@ def _budgets() -> Any:
 
 
 def budgets_count_steps() -> AbstractContextManager[Any]:
-    """A thinking budget takes a step's tokens for one."""
+    """A thinking budget takes the tokens of a step for one."""
 
     def wrong(right: Any, self: Any, states: Any, index: int, output: Any) -> None:
         num_seen = states[index].get("num_seen", -1)
-        states[index]["num_seen"] = max(num_seen, len(output) - 1)
-        right(self, states, index, output)
+        right(self, states, index, output[: num_seen + 2])
 
     return _around(_budgets(), "_take", wrong)
 
@@ -138,18 +137,6 @@ def budgets_stay_where_a_request_was() -> AbstractContextManager[Any]:
 
     theirs = ThinkingBudgetStateHolder.sync_batch
     return mock.patch.object(_budgets(), "sync_batch", theirs)
-
-
-def budgets_begin_anew() -> AbstractContextManager[Any]:
-    """A request that comes back to the batch has thought of nothing so far."""
-
-    def wrong(right: Any, self: Any, params: Any, prompt: Any, output: Any) -> Any:
-        state = right(self, params, prompt, output)
-        if state is not None and output:
-            state["num_seen"] = len(output)
-        return state
-
-    return _around(_budgets(), "_first_state", wrong)
 
 
 # -- what is kept of a step ------------------------------------------------------------
@@ -269,7 +256,6 @@ FAULTS = (
     Fault(allowed_tokens_hold_for_first_rows_alone, ("allowed_token_ids",)),
     Fault(budgets_count_steps, _BUDGET),
     Fault(budgets_stay_where_a_request_was, _BUDGET),
-    Fault(budgets_begin_anew, _BUDGET, "chunks"),
     Fault(logprobs_of_the_next_row, ("logprobs", "logprob_token_ids")),
     Fault(a_rejected_token_is_committed, ("max_tokens",)),
     Fault(tokens_behind_a_stop_are_kept, ("stop_token_ids",)),
