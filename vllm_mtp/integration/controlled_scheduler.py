@@ -292,8 +292,9 @@ class ControlledScheduler(Scheduler):
         # data-parallel engine must draft equally deep, whatever their own batch.
         if not decoding and self.parallel_config.data_parallel_size == 1:
             return DraftDecision(0, {}, "prefill")
-        nothing = DraftDecision(0, {r.request_id: 0 for r in decoding}, FAILED)
-        decision = self._ask(self.controller.decide, nothing, decoding)
+        decision = self._ask(self.controller.decide, None, decoding)
+        if decision is None:
+            return DraftDecision(0, {r.request_id: 0 for r in decoding}, FAILED)
         if not self.num_lookahead_tokens:
             # No slots were reserved, whatever the controller says now.
             lengths = dict.fromkeys(decision.num_draft_tokens, 0)
