@@ -23,6 +23,8 @@ START, END = "self", "return"
 REGEX = r" ?[0-9]{2}(, [0-9]{1,3}){1,4}"
 CHOICES = ["return None", "yield from iterable", "raise ValueError"]
 NUM_TOKENS = 12
+ALONE = "alone"
+"""Names of requests that are answered one by one begin with it."""
 V2_ALONE = "prompt_logprobs listed"
 """Model Runner V1 refuses it, with and without speculation."""
 ENGINE: dict[str, Any] = {
@@ -97,6 +99,10 @@ def kinds_of(
     for i, minimum in enumerate((1, 2, 3, 5)):
         sampling = {"min_tokens": minimum, "stop_token_ids": stops}
         yield f"min_tokens {minimum}", (prompts[i], sampling | {"ignore_eos": False})
+    # Its last steps have no drafts, and nobody else's are verified.
+    for i, count in ((1, 12), (4, 4), (4, 7), (1, 9), (2, 7), (4, 5)):
+        sampling = {"min_tokens": count, "max_tokens": count, "stop_token_ids": stops}
+        yield f"{ALONE} min_tokens {i} {count}", (prompts[i], sampling)
     penalties = {"presence_penalty": 0.7, "frequency_penalty": 0.4}
     yield "penalties 1", (prompts[0], {"repetition_penalty": 1.4})
     yield "penalties 2", (prompts[2], penalties)
@@ -185,7 +191,16 @@ def _plain_texts(llm: Any) -> list[list[int]]:
 
 
 def _answers(llm: Any, kinds: dict[str, Any], pin: int | None) -> dict[str, Any]:
-    """What each request got, all in one batch, with a draft length if there is one."""
+    """What each request got, with a draft length if there is one."""
+    batches = [[name for name in kinds if not name.startswith(ALONE)]]
+    batches += [[name] for name in kinds if name.startswith(ALONE)]
+    answers = {}
+    for names in batches:
+        answers |= _answers_of_batch(llm, {name: kinds[name] for name in names}, pin)
+    return answers
+
+
+def _answers_of_batch(llm: Any, kinds: dict[str, Any], pin: int | None) -> Any:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 

@@ -23,12 +23,32 @@ from vllm.v1.worker import gpu_model_runner
 
 from vllm_mtp.integration.compat import check_attributes
 
-_BUILT_IN = (
-    MinTokensLogitsProcessor,
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-)
-"""Not vLLM's own list of them: one that it may get would not know draft tokens."""
+
+class CountsKnownTokens(MinTokensLogitsProcessor):
+    """vLLM's ``min_tokens``, which counts tokens when they are known.
+
+    vLLM 0.32 and 0.33 count when a batch is put together. Where scheduling is async
+    its lists then hold a placeholder for each draft token that may be accepted, so that
+    a request counted as long enough up to K tokens too early, for good.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._updates: list[BatchUpdate] = []
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is not None:
+            self._updates.append(batch_update)
+
+    def count(self) -> None:
+        """To be called when the lists of tokens are right, before anything is read."""
+        updates, self._updates = self._updates, []
+        for update in updates or (None,):
+            super().update_state(update)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        self.count()
+        return super().apply(logits)
 
 
 class BatchRequest(NamedTuple):
@@ -123,7 +143,9 @@ def all_processors() -> Iterator[None]:
             return original(  # raises
                 vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs
             )
-        processors = [kind(vllm_config, device, is_pin_memory) for kind in _BUILT_IN]
+        # Not vLLM's own list of them: one that it may get would not know draft tokens.
+        kinds = (CountsKnownTokens, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+        processors = [kind(vllm_config, device, is_pin_memory) for kind in kinds]
         min_tokens, bias, min_p = processors
         check_attributes(min_tokens, ("min_toks",))
         check_attributes(bias, ("biases",))
@@ -155,6 +177,13 @@ def follow_requests(runner: Any) -> None:
     requests = batch_requests(runner.input_batch.logitsprocs)
     if requests is not None:  # a pooling model has none
         requests.runner = runner
+
+
+def count_tokens(sampling_metadata: Any) -> None:
+    """Let ``min_tokens`` be counted in a step that verifies."""
+    for processor in sampling_metadata.logitsprocs.non_argmax_invariant:
+        if isinstance(processor, CountsKnownTokens):
+            processor.count()
 
 
 def bias_of(sampling_metadata: Any) -> LogitBiasLogitsProcessor | None:
@@ -200,17 +229,21 @@ def is_plainly_sampled(sampling_metadata: Any) -> bool:
 def _asks_for_tokens_only(given: Any) -> bool:
     """No logprobs; no logits depend on what was generated, or on a bias."""
     thinking = given.thinking_budget_state_holder
+    requests = batch_requests(given.logitsprocs)
     return bool(
         given.max_num_logprobs is None
         and given.no_penalties
         and not given.bad_words_token_ids
         and not given.logprob_token_ids
         and not (thinking is not None and thinking.has_tracked_requests())
+        and not (requests is not None and requests.have_min_tokens)
         and all(map(_is_idle, given.logitsprocs.non_argmax_invariant))
     )
 
 
 def _is_idle(processor: Any) -> bool:
+    if isinstance(processor, CountsKnownTokens):
+        return True  # `BatchRequests` knows who waits for tokens
     if isinstance(processor, MinTokensLogitsProcessor):
         return not processor.min_toks
     return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases

@@ -390,7 +390,6 @@ def _replace_samplers(runner: Any) -> None:
         runner.sampler, runner.speculative_config, runner.device
     )
     sampler.tests_blocks = verifies_blocks(runner.vllm_config)
-    sampler.hears_tokens_late = runner.use_async_scheduling
     sampler.after_verification = runner.drafter.after_verification
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()

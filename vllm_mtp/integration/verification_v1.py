@@ -17,7 +17,7 @@ from vllm_mtp.integration.block_verification_v1 import (
     verify_blocks,
 )
 from vllm_mtp.integration.logits_processors_v1 import (
-    batch_requests,
+    count_tokens,
     is_plainly_greedy,
     is_plainly_sampled,
 )
@@ -37,8 +37,6 @@ class MTPPlusRejectionSampler(RejectionSampler):
     drafter: Any = None
     """Ours, where drafts come from a draft vocabulary and may be drawn."""
     tests_blocks = False
-    hears_tokens_late = False
-    """Whether scheduling is async: vLLM's processors then count tokens by guesses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,9 +52,8 @@ class MTPPlusRejectionSampler(RejectionSampler):
         sampling_metadata: Any,
     ) -> SamplerOutput:
         if metadata.max_spec_len == 0:
-            if not self._counts_by_guesses(sampling_metadata):
-                return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
-            return self._verify_rows(metadata, None, logits, sampling_metadata)
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        count_tokens(sampling_metadata)
         if is_plainly_greedy(sampling_metadata):
             choices = likeliest_tokens(logits)
             output = SamplerOutput(
@@ -69,12 +66,6 @@ class MTPPlusRejectionSampler(RejectionSampler):
         if self.after_verification is not None:
             self.after_verification(output.sampled_token_ids)
         return output
-
-    def _counts_by_guesses(self, sampling_metadata: Any) -> bool:
-        requests = batch_requests(sampling_metadata.logitsprocs)
-        return (
-            self.hears_tokens_late and requests is not None and requests.have_min_tokens
-        )
 
     def _verify_rows(
         self,

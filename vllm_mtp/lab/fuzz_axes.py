@@ -25,6 +25,7 @@ RANDOM_K = {"controller": "random"}
 ASYNC = {"async_scheduling": True}
 RESET_SEED = "a step that an async reset drops has drawn from the seed already"
 DISTURBED: dict[str, Any] = {"is_disturbed": True, "proof": "num_disturbed"}
+SMALL_CACHE: dict[str, Any] = {"has_small_cache": True, "proof": "num_preempted"}
 ADAPTERS: dict[str, Any] = {"has_adapters": True, "proof": "num_adapted"}
 
 NUM_ADAPTERS = 3
@@ -70,6 +71,7 @@ class Axis:
         proof: What `fuzz_engines.COUNTS` must count if it was put to the test at all.
         is_disturbed: Whether it is paused and its cache emptied while requests run.
         has_adapters: Whether some requests are answered with LoRA adapters.
+        has_small_cache: Whether its KV cache has room for one long request alone.
     """
 
     speculation: Mapping[str, Any] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class Axis:
     proof: str = "accepted"
     is_disturbed: bool = False
     has_adapters: bool = False
+    has_small_cache: bool = False
 
     def exclusion(
         self, play: Sequence[Mapping[str, Any]], request: Mapping[str, Any]
@@ -93,20 +96,14 @@ class Axis:
         return RESET_SEED if is_sampled and is_async and is_reset(play) else None
 
 
-def _small_cache() -> dict[str, Any]:
-    """Blocks for one request at its longest with its drafts, and the null block."""
-    longest = ceil((MAX_MODEL_LEN + MAX_DRAFT_LENGTH + 1) / BLOCK_TOKENS)
-    return {"num_gpu_blocks_override": longest + 1}
-
-
 AXES: Mapping[str, Axis] = {
     "sync": Axis(RANDOM_K),
     "async": Axis(RANDOM_K, ASYNC),
     "no prefix cache": Axis(RANDOM_K, {"enable_prefix_caching": False}),
     "chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET}),
     "async chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET} | ASYNC),
-    "small cache": Axis(RANDOM_K, _small_cache(), proof="num_preempted"),
-    "async small cache": Axis(RANDOM_K, _small_cache() | ASYNC, proof="num_preempted"),
+    "small cache": Axis(RANDOM_K, **SMALL_CACHE),
+    "async small cache": Axis(RANDOM_K, ASYNC, **SMALL_CACHE),
     "disturbed": Axis(RANDOM_K, **DISTURBED),
     "async disturbed": Axis(RANDOM_K, ASYNC, **DISTURBED),
     "adapters": Axis(RANDOM_K, TWO_ADAPTERS, **ADAPTERS),
@@ -142,17 +139,27 @@ def axis_arguments(
     usual = engine_arguments(
         model, config, "float32", MAX_MODEL_LEN, SEATS, KV_CACHE_MIB, on_gpu
     )
-    return {**usual, **COMMON, **user, **axis.arguments}
+    arguments = {**usual, **COMMON, **user, **axis.arguments}
+    if axis.has_small_cache:
+        # Blocks for one request at its longest with its drafts, and the null block.
+        longest = arguments["max_model_len"] + MAX_DRAFT_LENGTH + 1
+        arguments["num_gpu_blocks_override"] = ceil(longest / BLOCK_TOKENS) + 1
+    return arguments
 
 
 def on_axis(axis: Axis, play: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The play as it is on an axis; a play that is so already stays as it is.
+
+    vLLM loses sessions that are preempted under async scheduling, without speculation,
+    too (``docs/upstream/preempted-session.md``): where that happens there are none.
 
     Args:
         axis: One of `AXES`.
         play: Requests.
     """
     play = list(play) if axis.is_disturbed else undisturbed(play)
+    if axis.has_small_cache and axis.arguments.get("async_scheduling"):
+        play = [each for each in play if not each.get("session")]
     return [_adapted(each) for each in play] if axis.has_adapters else play
 
 

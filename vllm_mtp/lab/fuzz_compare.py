@@ -56,13 +56,14 @@ def exclusion(request: Mapping[str, Any]) -> str | None:
     Args:
         request: See `fuzz_requests.py`.
     """
-    is_seeded = "seed" in request["chunks"][0]["sampling"]
+    has_sampled_only = True
     for chunk in request["chunks"]:
         sampling = chunk["sampling"]
-        if sampling.get("temperature") and not is_seeded:
+        is_sampled = bool(sampling.get("temperature"))
+        if is_sampled and not has_sampled_only:
             return LATE_SEED
-        is_seeded = is_seeded and bool(sampling.get("temperature"))
-        if sampling.get("temperature") and _pin(sampling):
+        has_sampled_only = is_sampled
+        if is_sampled and "seed" in sampling and _pin(sampling):
             return SAMPLED_PIN
         if sampling.get("trace_decode_token_ids"):
             return TRACE

@@ -5,9 +5,12 @@ Report (JSON)::
     num_requests, num_compared, num_failures
     kinds        requests that cross each field of SamplingParams and kind of input
     engines      by axis: requests, draft tokens, steps, preemptions
-    ties, refused, excluded
-    failures     what differs, and the request (engine and play) that repeats it
+    ties, refused, excluded, reference_died
+    failures     what differs, and the command that repeats it
     options, provenance
+
+Many requests are asked in rounds, of which each has engines and right answers of its
+own: what is known of all of them would slow every collection of garbage down.
 """
 
 import json
@@ -45,6 +48,7 @@ from vllm_mtp.lab.option_checks import check_names, refuse
 from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 MAX_REQUESTS = 1_000_000
+ROUND_REQUESTS = 2000
 MAX_SHRUNK = 3
 """Failures of an engine that are made small; each takes up to a minute."""
 
@@ -56,7 +60,7 @@ class FuzzOptions:
     Attributes:
         model: Folder, hub name, or None for the bundled checkpoint.
         num_requests: How many to make.
-        seed: The same one makes the same.
+        seed: The same one makes the same; each round has the next one.
         without: Kinds of requests to leave out.
         axes: Engines; None for all.
         request: A play to repeat (JSON) instead of random ones.
@@ -142,25 +146,48 @@ def run_fuzzer(options: FuzzOptions, console: Console) -> dict[str, Any]:
         options.engine_args,
         options.seed,
     )
-    plays = names = None
-    if options.request is not None:
-        axis, play = parse_case(options.request)
-        plays, names = [play], [axis]
-    found: dict[str, Findings] = {}
+    report: dict[str, Any] = {}
     with log_folder() as logs, exit_on_signals():
         start = process_starter(logs)
-        console.print("no speculation: the right answers", highlight=False)
-        with prepared(
-            setting, options.num_requests, start, options.without, plays
-        ) as ready:
-            for name, share in shares(ready.plays, names or options.axes).items():
-                found[name] = _play_axis(ready, name, share, start, console)
-            report = summarise(ready, found, options)
+        for first in range(0, options.num_requests, ROUND_REQUESTS):
+            count = min(ROUND_REQUESTS, options.num_requests - first)
+            report = added(report, _play_round(setting, count, options, start, console))
+            setting = setting._replace(seed=setting.seed + 1)
+    report |= {
+        "options": asdict(options) | {"output": options.output and options.output.name},
+        "provenance": collect_provenance(sys.argv),
+    }
     if options.output is not None:
         write_json(options.output, report)
         console.print(f"Written: {options.output}", markup=False)
     console.print(verdict(report), highlight=False, markup=False)
     return report
+
+
+def _play_round(
+    setting: Setting, count: int, options: FuzzOptions, start: Start, console: Console
+) -> dict[str, Any]:
+    plays = names = None
+    if options.request is not None:
+        axis, play = parse_case(options.request)
+        plays, names = [play], [axis]
+    found: dict[str, Findings] = {}
+    console.print(f"seed {setting.seed}: the right answers", highlight=False)
+    with prepared(setting, count, start, options.without, plays) as ready:
+        for name, share in shares(ready.plays, names or options.axes).items():
+            found[name] = _play_axis(ready, name, share, start, console)
+        return summarise(ready, found)
+
+
+def added(total: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Two reports in one: numbers and lists are added up, key by key."""
+    both = dict(total)
+    for key, value in more.items():
+        if isinstance(value, dict):
+            both[key] = added(both.get(key, {}), value)
+        else:
+            both[key] = both[key] + value if key in both else value
+    return both
 
 
 def shares(
@@ -263,10 +290,8 @@ def command_of(setting: Setting, failure: Failure) -> str:
     return shlex.join(words)
 
 
-def summarise(
-    ready: Prepared, found: Mapping[str, Findings], options: FuzzOptions
-) -> dict[str, Any]:
-    """The report, from what each axis came to."""
+def summarise(ready: Prepared, found: Mapping[str, Findings]) -> dict[str, Any]:
+    """The report of a round, from what each axis came to."""
     kinds: Counter[str] = Counter()
     for play in ready.plays:
         for request in play:
@@ -290,14 +315,12 @@ def summarise(
         "ties": [f.difference._asdict() | {"engine": f.axis} for f in ties],
         "refused": dict(refused),
         "excluded": dict(excluded),
-        "reference_died": ready.reference.died,
+        "reference_died": list(ready.reference.died.values()),
         "failures": [
             f.difference._asdict()
             | {"request": f.name, "command": command_of(ready.setting, f)}
             for f in failures
         ],
-        "options": asdict(options) | {"output": options.output and options.output.name},
-        "provenance": collect_provenance(sys.argv),
     }
 
 

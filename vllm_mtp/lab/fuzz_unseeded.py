@@ -103,5 +103,6 @@ def _end_problem(sampling: Mapping[str, Any], output: Mapping[str, Any]) -> str:
         if isinstance(stop_reason, int) and token_ids[-1] != stop_reason:
             return f"stopped by {stop_reason}, which is not its last token"
         return ""
-    is_known = reason == "repetition" and "repetition_detection" in sampling
-    return "" if is_known else f"ended by {reason}"
+    # A grammar may have no way on but a stop token, which vLLM does not let it take.
+    fields = {"repetition": "repetition_detection", "error": "structured_outputs"}
+    return "" if fields.get(reason) in sampling else f"ended by {reason}"

@@ -23,6 +23,7 @@ from vllm_mtp.lab.report_checks import (
     render_verify,
 )
 from vllm_mtp.lab.report_eval import render_eval
+from vllm_mtp.lab.report_fuzz import render_http_requests, render_requests, render_soak
 from vllm_mtp.lab.report_page import Body
 from vllm_mtp.lab.report_source import EVAL, Source
 
@@ -78,6 +79,26 @@ KINDS = {
         "verify",
         "Whether a server with speculation answers as it would without.",
         _alone(render_verify),
+    ),
+    "verify requests": Kind(
+        "Random requests",
+        "verify --requests",
+        "Whether engines with speculation that are disturbed in many ways answer "
+        "random requests as an engine without it does.",
+        _alone(render_requests),
+    ),
+    "verify HTTP": Kind(
+        "Random requests over HTTP",
+        "verify --http-requests",
+        "Whether a server with speculation answers random requests as one without "
+        "does.",
+        _alone(render_http_requests),
+    ),
+    "soak": Kind(
+        "Soak",
+        "soak",
+        "What a server holds after a while of every kind of request.",
+        _alone(render_soak),
     ),
     "demo": Kind(
         "Side by side",

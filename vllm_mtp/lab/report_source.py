@@ -23,6 +23,9 @@ KEYS: dict[str, frozenset[str]] = {
     "plan": frozenset({"rows", "best", "stops_paying_at", "assumptions"}),
     "doctor": frozenset({"is_healthy", "findings", "probe"}),
     "verify": frozenset({"is_exact", "greedy", "sampled", "verified"}),
+    "verify requests": frozenset({"num_compared", "num_failures", "kinds", "engines"}),
+    "verify HTTP": frozenset({"is_exact", "statuses", "held", "verified"}),
+    "soak": frozenset({"is_sound", "requests", "memory", "counters"}),
     "demo": frozenset({"model", "methods", "num_compared", "differences"}),
     "grid": frozenset({"cells", "engines", "overall", "targets"}),
     "rollback": frozenset({"centre", "metadata", "payload", "targets"}),
@@ -37,8 +40,8 @@ KEYS: dict[str, frozenset[str]] = {
 }
 """Keys of each kind; where several fit, the one with the most is meant."""
 COMMANDS = (
-    "`vllm-mtp eval`, `compare`, `plan`, `doctor --json`, `verify`, `demo --json`, "
-    "`bench`, `trace replay` or `vocab`"
+    "`vllm-mtp eval`, `compare`, `plan`, `doctor --json`, `verify`, `soak`, "
+    "`demo --json`, `bench`, `trace replay` or `vocab`"
 )
 JOURNAL_SUFFIXES = (".jsonl", ".partial")
 

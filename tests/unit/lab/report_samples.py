@@ -37,6 +37,9 @@ COMMITTED = {
     "crossing": RESULTS / "control" / f"crossing-{XEON}",
     "off": RESULTS / "control" / f"off-{XEON}",
     "replay": RESULTS / "control" / "replay.json",
+    "verify requests": RESULTS / "fuzz" / "v1.json",
+    "verify HTTP": RESULTS / "fuzz" / "http.json",
+    "soak": RESULTS / "fuzz" / "soak.json",
 }
 """Results of this repository, by name: a new one beside them changes no test."""
 PROVENANCE = collect_provenance(["vllm-mtp", "sample"])

@@ -1,0 +1,11 @@
+"""With this folder on ``PYTHONPATH`` every process has Model Runner V2, interpreted.
+
+Python imports a module of this name when it starts. So engines and servers that are
+processes of their own are interpreted, too:
+
+    PYTHONPATH=tests/support/interpreted:. vllm-mtp verify --requests 1000 ...
+"""
+
+from tests.support.v2_interpreter import install
+
+install()
