@@ -1,10 +1,15 @@
-"""Random requests are answered as without speculation: Model Runner V1, float32."""
+"""Random requests are answered as without speculation: Model Runner V1, float32.
+
+And faults that are planted into an engine are found by the same requests.
+"""
 
 import pytest
 
 from tests.support.fuzzing import learn, prepare, sort_out_ties
+from tests.support.planted_faults import FAULTS, Fault
 from vllm_mtp.lab.fuzz import Prepared, find_differences
 from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
+from vllm_mtp.lab.fuzz_requests import kinds_of
 from vllm_mtp.lab.fuzz_run import shares
 
 AXES = [
@@ -19,7 +24,7 @@ compared (vLLM has drawn for them already)."""
 
 @pytest.fixture(scope="module")
 def ready() -> Prepared:
-    """What an engine without speculation answers."""
+    """What an engine without speculation answers, asked before anything is planted."""
     return prepare(NUM_REQUESTS, seed=1)
 
 
@@ -45,3 +50,15 @@ def test_random_requests_are_answered_as_without_speculation(
     counts = findings.counts
     assert counts["drafted"] > counts["accepted"] > 0
     assert counts[ALL_AXES[axis].proof] > 0
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.plant.__name__)
+def test_a_planted_fault_is_found(fault: Fault, ready: Prepared) -> None:
+    plays = [
+        play
+        for play in ready.plays
+        if any(kind in kinds_of(request) for request in play for kind in fault.kinds)
+    ]
+    with fault.plant():
+        findings = find_differences(ready, fault.axis, plays, max_failures=1)
+    assert findings.failures, findings.num_compared

@@ -134,6 +134,7 @@ def verify(
                     seed=seed,
                     dtype=dtype,
                     skipped=names(without),
+                    engine_args=parse_object("engine-args", engine_args),
                     output=output,
                 ),
                 Console(),

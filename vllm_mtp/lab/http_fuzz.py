@@ -72,6 +72,7 @@ class HttpFuzzOptions:
         seed: Of the requests.
         dtype: Weights and arithmetic.
         skipped: Options of requests that are left out.
+        engine_args: Further arguments of vLLM's ``EngineArgs``, for both servers.
         output: File for the report (JSON); None for none.
     """
 
@@ -83,6 +84,7 @@ class HttpFuzzOptions:
     seed: int = 0
     dtype: str = "float32"
     skipped: tuple[str, ...] = ()
+    engine_args: dict[str, Any] = field(default_factory=dict)
     output: Path | None = None
 
     def __post_init__(self) -> None:
@@ -124,7 +126,9 @@ def run_http_fuzz(options: HttpFuzzOptions, console: Console) -> dict[str, Any]:
     with (
         log_folder() as logs,
         exit_on_signals(),
-        server_pair(model, options.config, options.dtype, logs) as group,
+        server_pair(
+            model, options.config, options.dtype, options.engine_args, logs
+        ) as group,
     ):
         group.wait_ready(START_TIMEOUT_S, lambda line: None)
         try:

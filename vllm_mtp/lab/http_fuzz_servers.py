@@ -48,7 +48,11 @@ IDLE_METRICS = (
 
 
 def serve_command(
-    model: str, config: Mapping[str, Any] | None, port: int, dtype: str
+    model: str,
+    config: Mapping[str, Any] | None,
+    port: int,
+    dtype: str,
+    engine_args: Mapping[str, Any],
 ) -> list[str]:
     """`vllm serve` with tools, reasoning and a chat template.
 
@@ -57,6 +61,7 @@ def serve_command(
         config: Value of ``--speculative-config``; None without speculation.
         port: On the loopback interface.
         dtype: Weights and arithmetic.
+        engine_args: Further arguments of vLLM's ``EngineArgs``.
     """
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
@@ -71,7 +76,20 @@ def serve_command(
     command += ["--chat-template", str(_CHAT_TEMPLATE)]
     if config is not None:
         command += ["--speculative-config", json.dumps(dict(config))]
-    return command
+    return command + _options(engine_args)
+
+
+def _options(engine_args: Mapping[str, Any]) -> list[str]:
+    """As `vllm serve` takes them."""
+    options = []
+    for name, value in engine_args.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            options.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            options += [f"--{option}", text]
+    return options
 
 
 def serve_environ() -> dict[str, str]:
@@ -85,7 +103,11 @@ def serve_environ() -> dict[str, str]:
 
 
 def server_pair(
-    model: str, config: Mapping[str, Any], dtype: str, logs: Path
+    model: str,
+    config: Mapping[str, Any],
+    dtype: str,
+    engine_args: Mapping[str, Any],
+    logs: Path,
 ) -> ServerGroup:
     """A server without speculation and one with it, not started yet."""
     contenders = {NO_SPECULATION: None, METHOD: config}
@@ -93,7 +115,7 @@ def server_pair(
         [
             Server(
                 name,
-                serve_command(model, each, port, dtype),
+                serve_command(model, each, port, dtype, engine_args),
                 port,
                 logs / f"{name}.log",
             )
@@ -108,7 +130,7 @@ def server_pair(
 def single_server(model: str, config: Mapping[str, Any], logs: Path) -> ServerGroup:
     """A server with speculation alone, in float32, not started yet."""
     (port,) = free_ports(1)
-    command = serve_command(model, config, port, "float32")
+    command = serve_command(model, config, port, "float32", {})
     server = Server(METHOD, command, port, logs / f"{METHOD}.log")
     return ServerGroup([server], serve_environ())
 
