@@ -6,12 +6,9 @@ leaves nothing behind but the result file that was asked for.
 """
 
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +44,7 @@ from vllm_mtp.lab.demo_servers import (
     exit_on_signals,
     free_ports,
     http_get,
+    log_folder,
 )
 from vllm_mtp.lab.demo_table import (
     Progress,
@@ -146,21 +144,6 @@ def result_as_json(
         "num_compared": result.num_compared,
         "differences": [each._asdict() for each in result.differences],
     }
-
-
-@contextmanager
-def log_folder() -> Iterator[Path]:
-    """A folder for the logs, kept when a server failed: then they are needed."""
-    folder = Path(tempfile.mkdtemp(prefix="vllm-mtp-demo-"))
-    is_needed = False
-    try:
-        yield folder
-    except ServerError:
-        is_needed = True
-        raise
-    finally:
-        if not is_needed:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Session:

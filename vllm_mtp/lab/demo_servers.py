@@ -7,9 +7,11 @@ started here are ever signalled.
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -77,6 +79,35 @@ def find_cause(lines: Sequence[str]) -> str | None:
         if found:
             return found.group(0)
     return None
+
+
+def log_error(what: str, log: Path) -> ServerError:
+    """An error with its cause and the end of a log.
+
+    Args:
+        what: Who failed, and how.
+        log: Of the process.
+    """
+    lines = log.read_text(errors="replace").splitlines()
+    cause = find_cause(lines)
+    tail = "\n".join(f"  | {line}" for line in lines[-LOG_TAIL_LINES:])
+    because = f", after {cause!r}" if cause else ""
+    return ServerError(f"{what}{because}; the end of {log}:\n{tail}")
+
+
+@contextmanager
+def log_folder() -> Iterator[Path]:
+    """A folder for the logs, kept when a server failed: then they are needed."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm-mtp-demo-"))
+    is_needed = False
+    try:
+        yield folder
+    except ServerError:
+        is_needed = True
+        raise
+    finally:
+        if not is_needed:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:
@@ -166,14 +197,7 @@ class Server:
 
     def error(self, what: str) -> ServerError:
         """An error about this server, with the end of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        cause = find_cause(lines)
-        tail = "\n".join(f"  | {line}" for line in lines[-LOG_TAIL_LINES:])
-        return ServerError(
-            f"the server for {self.label!r} {what}"
-            + (f", after {cause!r}" if cause else "")
-            + f"; the end of {self.log}:\n{tail}"
-        )
+        return log_error(f"the server for {self.label!r} {what}", self.log)
 
     def signal_group(self, signal_number: int) -> None:
         """Send a signal to the process and all its children, if any are left."""

@@ -24,13 +24,16 @@ from rich.console import Console
 
 from vllm_mtp.acceptance import Interval, expected_acceptance_length, speedup
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import (
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+    EngineSize,
+)
 from vllm_mtp.lab.eval_backends import tokenize_prompts
 from vllm_mtp.lab.eval_prompts import load_prompts
-from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
-from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.request_options import FLAT_KEY
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
@@ -125,7 +128,7 @@ def run_probe(
     # The built-in ones come category by category.
     random.Random(0).shuffle(prompts)
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        engine = launch_engine(group, METHOD, config, size, logs)
+        engine = group.launch(METHOD, config, size, logs)
         engine.answer(START_TIMEOUT_S)
         ids = tokenize_prompts(engine, prompts[:MAX_PROMPTS])
         # The end of a conversation is where the answer begins.
@@ -141,7 +144,7 @@ def run_probe(
         console = console or Console(quiet=True)
         without = engine
         if _step_s(_play(engine, waves[0], 0)) < SHORT_STEP_S:
-            without = launch_engine(group, NO_SPECULATION, None, size, logs)
+            without = group.launch(NO_SPECULATION, None, size, logs)
             without.answer(START_TIMEOUT_S)
         engines = {k: engine if k else without for k in LENGTHS}
         rounds = _play_every_length(engines, waves, console)

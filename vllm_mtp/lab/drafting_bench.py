@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
 from vllm_mtp.lab.grid_cells import CODE, Prompts
-from vllm_mtp.lab.grid_engines import EngineGroup
+from vllm_mtp.lab.grid_engines import play_together
 from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.grid_summary import sums_by_position
 from vllm_mtp.lab.option_checks import (
@@ -47,7 +47,7 @@ from vllm_mtp.lab.option_checks import (
     refuse,
 )
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, room_for, start_engines
+from vllm_mtp.lab.small_group import room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
 MAX_CONCURRENCY = 256
@@ -249,8 +249,8 @@ def _play(
         console.print(what, highlight=False)
         shift = number % len(names)
         in_turn = [*names[shift:], *names[:shift]]
-        played = group.play_together(
-            in_turn, [next(waves)], concurrency, turn_s=options.turn_seconds
+        played = play_together(
+            group, in_turn, [next(waves)], concurrency, turn_s=options.turn_seconds
         )
         if repeat >= 0:
             rounds.append(played)

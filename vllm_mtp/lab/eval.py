@@ -23,6 +23,7 @@ from rich.progress import track
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
 from vllm_mtp.lab.demo_plan import resolve_model
+from vllm_mtp.lab.engine_process import EngineSize
 from vllm_mtp.lab.eval_backends import Backend, Sampling, ServerBackend, started_engine
 from vllm_mtp.lab.eval_file import EvalFile, PromptRecord
 from vllm_mtp.lab.eval_journal import EvalJournal
@@ -31,7 +32,6 @@ from vllm_mtp.lab.eval_records import record_of
 from vllm_mtp.lab.eval_report import print_eval
 from vllm_mtp.lab.option_checks import check_fields, refuse
 from vllm_mtp.lab.provenance import collect_provenance, replacing
-from vllm_mtp.lab.small_group import EngineSize
 from vllm_mtp.request_options import AUTO
 
 MAX_CONCURRENCY = 512

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple, Protocol
 from openai import APIConnectionError, APIError, OpenAI
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.lab.demo import log_folder
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import (
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+    EngineSize,
+)
 from vllm_mtp.lab.eval_prompts import EvalPrompt
-from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
-from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.request_options import AUTO, FLAT_KEY
 
 REQUEST_TIMEOUT_S = 1800.0
@@ -227,8 +230,7 @@ def started_engine(
         ServerError: It did not start.
     """
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        engine = launch_engine(
-            group,
+        engine = group.launch(
             METHOD,
             dict(config),
             size,

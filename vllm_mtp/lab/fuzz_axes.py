@@ -10,8 +10,12 @@ from random import Random
 from typing import Any
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
+from vllm_mtp.lab.engine_process import (
+    BLOCK_TOKENS,
+    EngineSize,
+    engine_arguments,
+)
 from vllm_mtp.lab.fuzz_disturbances import is_reset, undisturbed
-from vllm_mtp.lab.grid_engines import BLOCK_TOKENS, engine_arguments
 
 MAX_MODEL_LEN = 384
 SEATS = 8
@@ -136,9 +140,8 @@ def axis_arguments(
     # Pins are drawn up to this K, whatever the controller.
     bound = {"num_speculative_tokens": DEFAULT_DRAFT_LENGTH}
     config = {**bound, **speculative_config, **axis.speculation, "method": METHOD}
-    usual = engine_arguments(
-        model, config, "float32", MAX_MODEL_LEN, SEATS, KV_CACHE_MIB, on_gpu
-    )
+    size = EngineSize(model, MAX_MODEL_LEN, SEATS, kv_cache_mib=KV_CACHE_MIB)
+    usual = engine_arguments(size, config, on_gpu)
     arguments = {**usual, **COMMON, **user, **axis.arguments}
     if axis.has_small_cache:
         # Blocks for one request at its longest with its drafts, and the null block.
@@ -183,9 +186,8 @@ def reference_arguments(
         user: The user's arguments.
         on_gpu: Let vLLM compile and capture graphs.
     """
-    usual = engine_arguments(
-        model, None, "float32", MAX_MODEL_LEN, REFERENCE_SEATS, KV_CACHE_MIB, on_gpu
-    )
+    size = EngineSize(model, MAX_MODEL_LEN, REFERENCE_SEATS, kv_cache_mib=KV_CACHE_MIB)
+    usual = engine_arguments(size, None, on_gpu)
     # A whole prompt in one step: on a CPU vLLM dies of a seed where it is cut.
     budget = {"max_num_batched_tokens": REFERENCE_SEATS * MAX_MODEL_LEN}
     return {**usual, **budget, **COMMON, **user}

@@ -5,7 +5,6 @@ nothing with it. In this process an engine can be changed by a test that plants 
 """
 
 import gc
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
@@ -13,13 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_mtp.lab.demo_servers import ServerError
-from vllm_mtp.lab.engine_start import MODULE
-from vllm_mtp.lab.grid_engines import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    engine_environ,
-)
+from vllm_mtp.lab.engine_process import MODULE, START_TIMEOUT_S, EngineGroup
 
 COUNTS = (
     *("drafted", "accepted", "num_steps", "num_preempted"),
@@ -49,13 +42,9 @@ def process_starter(logs: Path) -> Start:
 
     @contextmanager
     def start(name: str, arguments: Mapping[str, Any]) -> Iterator[Engine]:
-        is_local = Path(arguments["model"]).is_dir()
-        environ = engine_environ(os.environ, logs, is_local)
         log = logs / f"{next(numbers)}-{name.replace(' ', '-')}.log"
         with EngineGroup() as group:
-            engine = EngineProcess(name, log, environ)
-            group.add(engine)
-            engine.tell("start", engine=dict(arguments))
+            engine = group.start(name, arguments, log)
             engine.answer(START_TIMEOUT_S)
             yield engine
 

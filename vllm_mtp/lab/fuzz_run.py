@@ -25,9 +25,8 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.lab.fuzz import (
     Failure,
     Findings,

@@ -33,12 +33,12 @@ from typing import Any
 
 from rich.console import Console
 
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import (
     NO_SPECULATION,
     resolve_model,
 )
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineSize
 from vllm_mtp.lab.grid_cells import (
     Cell,
     Prompts,
@@ -50,7 +50,7 @@ from vllm_mtp.lab.grid_cells import (
     of_different_lengths,
     plan_cells,
 )
-from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.lab.grid_engines import cut_prompts, play_together
 from vllm_mtp.lab.grid_journal import (
     CALIBRATION,
     ENGINE,
@@ -70,7 +70,6 @@ from vllm_mtp.lab.grid_repeats import next_repeat
 from vllm_mtp.lab.grid_report import print_report, write_plots
 from vllm_mtp.lab.grid_summary import summarise, summarise_cell
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, launch_engine
 
 SETTLED_STEPS = 300
 """Decode steps after which the controller has settled in any case."""
@@ -188,7 +187,7 @@ class _Session:
             options.kv_cache_mib,
         )
         for name, config in options.contenders:
-            launch_engine(self.group, name, config, size, self.logs)
+            self.group.launch(name, config, size, self.logs)
         for name in self.names:
             self.progress.say(f"waiting for the engine of {name}")
             facts = self.group.engines[name].answer(START_TIMEOUT_S)
@@ -197,7 +196,7 @@ class _Session:
     def _prompts(self) -> Prompts:
         baseline = self.group.engines[NO_SPECULATION]
         facts = self.journal.of_kind(ENGINE)[-1]
-        return baseline.cut_prompts(facts["vocab_size"], self.options)
+        return cut_prompts(baseline, facts["vocab_size"], self.options)
 
     def _measure(self, index: int, cell: Cell, prompts: Prompts) -> None:
         request_tokens = self._calibrate(cell, prompts)
@@ -210,7 +209,8 @@ class _Session:
             )
             waves = self._waves(cell, prompts, request_tokens, number + 1)
             in_turn = list(turns(names, index + number))
-            together = self.group.play_together(
+            together = play_together(
+                self.group,
                 in_turn,
                 waves,
                 cell.concurrency,
@@ -246,8 +246,8 @@ class _Session:
             if not names:
                 continue
             self.progress.show(f"{cell.name}: warm-up of {', '.join(names)}")
-            together = self.group.play_together(
-                names, waves, cell.concurrency, timed="parts"
+            together = play_together(
+                self.group, names, waves, cell.concurrency, timed="parts"
             )
             for name, figures in together.items():
                 self.journal.add(WARM_UP, cell=cell.name, contender=name, **figures)
@@ -259,8 +259,8 @@ class _Session:
             number = 1 + self.options.num_repeats + num_rounds
             waves = self._waves(cell, prompts, request_tokens, number)
             self.progress.show(f"{cell.name}: {PLUS} settles")
-            together = self.group.play_together(
-                (PLUS, PLUS_AGAIN), waves, cell.concurrency
+            together = play_together(
+                self.group, (PLUS, PLUS_AGAIN), waves, cell.concurrency
             )
             num_rounds += 1
             seconds += max(each["seconds"] for each in together.values())

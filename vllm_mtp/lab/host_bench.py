@@ -29,11 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
 from vllm_mtp.lab.grid_cells import CODE
-from vllm_mtp.lab.grid_engines import EngineGroup
 from vllm_mtp.lab.grid_options import DTYPES
 from vllm_mtp.lab.off_bench import MAX_CONCURRENCY, MAX_REPEATS, MAX_REQUEST_TOKENS
 from vllm_mtp.lab.option_checks import (
@@ -43,7 +42,7 @@ from vllm_mtp.lab.option_checks import (
     check_output_folder,
 )
 from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
-from vllm_mtp.lab.small_group import EngineSize, play_repeats, room_for, start_engines
+from vllm_mtp.lab.small_group import play_repeats, room_for, start_engines
 from vllm_mtp.lab.spread import Spread
 
 PARTS = ("schedule", "update", "worker")

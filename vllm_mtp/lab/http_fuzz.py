@@ -20,7 +20,7 @@ Report (JSON)::
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,9 +29,14 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.demo_servers import Server, ServerError, ServerGroup, exit_on_signals
+from vllm_mtp.lab.demo_servers import (
+    Server,
+    ServerError,
+    ServerGroup,
+    exit_on_signals,
+    log_folder,
+)
 from vllm_mtp.lab.http_fuzz_client import Answer, FuzzClient
 from vllm_mtp.lab.http_fuzz_findings import Findings
 from vllm_mtp.lab.http_fuzz_requests import FuzzRequest, make_requests
@@ -226,7 +231,7 @@ def ask_all(
         return [[future.result() for future in futures] for futures in waiting]
 
 
-def verdict(report: dict[str, Any]) -> str:
+def verdict(report: Mapping[str, Any]) -> str:
     """What the report says, in a sentence."""
     count = report["options"]["num_requests"]
     if report["is_exact"]:

@@ -28,9 +28,14 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.demo_servers import Server, ServerError, ServerGroup, exit_on_signals
+from vllm_mtp.lab.demo_servers import (
+    Server,
+    ServerError,
+    ServerGroup,
+    exit_on_signals,
+    log_folder,
+)
 from vllm_mtp.lab.http_fuzz_client import HUNG, Answer, FuzzClient
 from vllm_mtp.lab.http_fuzz_requests import FuzzRequest, Seedling, make_requests
 from vllm_mtp.lab.http_fuzz_servers import (

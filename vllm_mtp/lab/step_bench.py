@@ -32,7 +32,6 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_client import DemoClient, SpecCounters, parse_counters
 from vllm_mtp.lab.demo_plan import (
     NO_SPECULATION,
@@ -49,6 +48,7 @@ from vllm_mtp.lab.demo_servers import (
     exit_on_signals,
     free_ports,
     http_get,
+    log_folder,
 )
 from vllm_mtp.lab.demo_table import Progress
 from vllm_mtp.lab.provenance import (

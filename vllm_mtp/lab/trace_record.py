@@ -5,7 +5,6 @@ step, so the recording knows what each would have cost and brought, and a replay
 judge any controller by it.
 """
 
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,9 @@ from rich.console import Console
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.control.tracing import check_path
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineSize
 from vllm_mtp.lab.grid_cells import (
     Cell,
     check_context,
@@ -25,15 +24,8 @@ from vllm_mtp.lab.grid_cells import (
     max_model_len_tokens,
     plan_cells,
 )
-from vllm_mtp.lab.grid_engines import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    engine_arguments,
-    engine_environ,
-)
+from vllm_mtp.lab.grid_engines import cut_prompts
 from vllm_mtp.lab.grid_options import GridOptions
-from vllm_mtp.lab.provenance import gpu_names
 
 
 @dataclass(frozen=True)
@@ -72,13 +64,11 @@ def record_trace(options: RecordOptions, console: Console) -> int:
     model = resolve_model(options.load.model)
     check_context(model, options.load)
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        environ = engine_environ(os.environ, logs, Path(model).is_dir())
-        engine = EngineProcess(METHOD, logs / "trace.log", environ)
-        group.add(engine)
         console.print("waiting for the engine")
-        engine.tell("start", engine=_arguments(options, model, path))
+        config, size = _speculation(options, path), _size(options.load, model)
+        engine = group.launch(METHOD, config, size, logs)
         facts = engine.answer(START_TIMEOUT_S)
-        prompts = engine.cut_prompts(facts["vocab_size"], options.load)
+        prompts = cut_prompts(engine, facts["vocab_size"], options.load)
         for cell in _shuffled(options):
             console.print(f"serving {cell.name}")
             waves = make_waves(cell, prompts, options.request_tokens)
@@ -87,20 +77,21 @@ def record_trace(options: RecordOptions, console: Console) -> int:
         return sum(1 for _ in lines)
 
 
-def _arguments(options: RecordOptions, model: str, path: Path) -> dict[str, Any]:
-    speculation = {
+def _speculation(options: RecordOptions, path: Path) -> dict[str, Any]:
+    return {
         "method": METHOD,
         "controller": options.controller,
         "trace_path": str(path),
     }
-    return engine_arguments(
+
+
+def _size(load: GridOptions, model: str) -> EngineSize:
+    return EngineSize(
         model,
-        speculation,
-        options.load.dtype,
-        max_model_len_tokens(options.load),
-        max(options.load.concurrencies),
-        options.load.kv_cache_mib,
-        bool(gpu_names()),
+        max_model_len_tokens(load),
+        max(load.concurrencies),
+        load.dtype,
+        load.kv_cache_mib,
     )
 
 

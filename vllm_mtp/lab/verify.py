@@ -25,17 +25,20 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import (
     NO_SPECULATION,
     read_prompt_file,
     read_prompts,
     resolve_model,
 )
-from vllm_mtp.lab.demo_servers import exit_on_signals
-from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import (
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+    EngineSize,
+)
 from vllm_mtp.lab.provenance import collect_provenance, write_json
-from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.lab.verify_compare import compare_samples, greedy_differences
 from vllm_mtp.lab.verify_options import SAMPLED_SETTINGS, SEATS, VerifyOptions
 
@@ -68,9 +71,7 @@ def run_verification(options: VerifyOptions, console: Console) -> dict[str, Any]
     with log_folder() as logs, exit_on_signals():
         for name, config in options.contenders.items():
             with EngineGroup() as group:
-                engine = launch_engine(
-                    group, name, config, size, logs, **options.engine_args
-                )
+                engine = group.launch(name, config, size, logs, **options.engine_args)
                 engine.answer(START_TIMEOUT_S)
                 answers[name] = _ask(engine, texts, options, console)
     report = summarise(answers, options)

@@ -28,11 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import AUTO, FULL, METHOD
-from vllm_mtp.lab.demo import log_folder
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals
+from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.lab.engine_process import (
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+    EngineSize,
+)
 from vllm_mtp.lab.grid_cells import CODE, PROMPT_TOKENS, PROSE
-from vllm_mtp.lab.grid_engines import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.lab.grid_engines import cut_prompts
 from vllm_mtp.lab.grid_options import GridOptions
 from vllm_mtp.lab.option_checks import check_fields, check_output_folder
 from vllm_mtp.lab.provenance import (
@@ -41,7 +46,6 @@ from vllm_mtp.lab.provenance import (
     replacing,
     write_json,
 )
-from vllm_mtp.lab.small_group import EngineSize, launch_engine
 from vllm_mtp.lab.vocab_build import build_list, read_model
 
 LISTED = "list"
@@ -141,7 +145,7 @@ def run_vocabulary_bench(
         for contender in CONTENDERS:
             config = options.speculative_config(contender, logs)
             with EngineGroup() as group:
-                engine = launch_engine(group, contender, config, size, logs)
+                engine = group.launch(contender, config, size, logs)
                 facts = engine.answer(START_TIMEOUT_S)
                 played = _play(engine, facts["vocab_size"], options, console)
             lengths[contender] = [length for length, _ in played]
@@ -168,7 +172,7 @@ def _play(
 ) -> list[tuple[float, Counter[int]]]:
     """Acceptance length of each round, and the tokens that were committed."""
     sizes = GridOptions(concurrencies=(options.concurrency,), output=options.output)
-    prompts = engine.cut_prompts(vocab_size, sizes)
+    prompts = cut_prompts(engine, vocab_size, sizes)
     own = {domain: cycle(prompts.own[domain]) for domain in (CODE, PROSE)}
     sampling = {"temperature": 0.0, "max_tokens": options.request_tokens}
     played = []

@@ -1,14 +1,14 @@
-"""Arguments of a benchmark's engines."""
+"""Arguments of the engines that commands start."""
 
 from typing import Any
 
 import pytest
 
-from vllm_mtp.lab.grid_engines import engine_arguments
+from vllm_mtp.lab.engine_process import EngineSize, engine_arguments
 
 
 def arguments(on_gpu: bool) -> dict[str, Any]:
-    return engine_arguments("model", None, "float32", 256, 8, 64, on_gpu)
+    return engine_arguments(EngineSize("model", 256, 8, kv_cache_mib=64), None, on_gpu)
 
 
 def test_engines_side_by_side_leave_room_for_each_other_on_a_gpu() -> None:
