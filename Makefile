@@ -27,7 +27,7 @@ help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
 	@echo 'make demo [MODEL=]    mtp_plus, mtp and no speculation side by side'
 	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
-	@echo 'make bench ARGS=...   measure: rollback, steps, grid'
+	@echo 'make bench ARGS=...   measure: rollback, steps, grid; python -m benchmarks'
 	@echo 'make test             style, types and every test'
 	@echo 'make quality          style, types and the import rule'
 	@echo 'make format           let ruff rewrite the style'
@@ -48,12 +48,12 @@ serve: setup
 	  $(serve_args_$(shell $(bootstrap) hardware)) $(ARGS)
 
 bench: setup
-	@$(run) vllm-mtp bench $(ARGS)
+	@$(run) python -m benchmarks $(ARGS)
 
 lint: setup
 	@$(run) ruff check .
 	@$(run) ruff format --check .
-	@$(run) mypy vllm_mtp configs/environment
+	@$(run) mypy vllm_mtp benchmarks configs/environment
 
 quality: lint
 	@$(run) python -m pytest -q tests/unit/test_import_rules.py

@@ -173,7 +173,7 @@ class MTPPlusConfig(BaseModel):
         min_length=1,
         description=(
             "File for a trace of every step (decision, acceptance, sizes, time), to be "
-            "replayed with `vllm-mtp trace replay`. Unset: none."
+            "replayed with `python -m benchmarks trace replay`. Unset: none."
         ),
     )
     controller_seed: int = Field(

@@ -1,19 +1,18 @@
-"""``vllm-mtp bench grid`` as a user runs it, interrupted and continued."""
+"""``python -m benchmarks grid`` as a user runs it, interrupted and continued."""
 
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.benchmarks import BENCHMARKS, REPOSITORY, run_benchmarks
 from tests.support.terminal import hear_ctrl_c
 
-PROGRAM = Path(sys.executable).with_name("vllm-mtp")
 CONTENDERS = ["none", "none again", "mtp K=1", "mtp_plus again", "mtp_plus"]
 CELLS = ["code c=2 T=0 short", "phases c=2 T=0 short"]
 TINY = [
@@ -27,13 +26,7 @@ ENVIRON = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
 
 
 def bench_grid(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "bench", "grid", *arguments],
-        env=ENVIRON,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_benchmarks("grid", *arguments, timeout_s=300, env=ENVIRON)
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:
@@ -59,7 +52,8 @@ def children(parent: int) -> list[int]:
 def interrupt_after_the_first_rounds(folder: Path) -> int:
     """Start, wait for a whole repeat, press Ctrl-C; how many rounds were kept."""
     process = subprocess.Popen(
-        [PROGRAM, "bench", "grid", *TINY, "--output", str(folder)],
+        [*BENCHMARKS, "grid", *TINY, "--output", str(folder)],
+        cwd=REPOSITORY,
         env=ENVIRON,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

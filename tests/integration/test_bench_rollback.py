@@ -1,24 +1,20 @@
-"""``vllm-mtp bench rollback`` for real: files, exit codes, and Ctrl-C."""
+"""``python -m benchmarks rollback`` for real: files, exit codes, and Ctrl-C."""
 
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.support.benchmarks import BENCHMARKS, REPOSITORY, run_benchmarks
 from tests.support.terminal import hear_ctrl_c
 
-PROGRAM = str(Path(sys.executable).with_name("vllm-mtp"))
 TINY = ["--batches", "1,3", "--draft-lengths", "1,2", "--layers", "2", "--repeats", "2"]
 TIMEOUT_S = 300
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "bench", "rollback", "--device", "cpu", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
+    return run_benchmarks(
+        "rollback", "--device", "cpu", *arguments, timeout_s=TIMEOUT_S
     )
 
 
@@ -47,7 +43,7 @@ def test_a_run_writes_figures_of_all_contenders_and_a_picture(tmp_path: Path) ->
     assert len(result["copy_bandwidth"]["gb_per_s"]["each"]) == 4
     judged = [target["name"] for target in result["targets"] if target["value"]]
     assert len(judged) == 2, "one ratio for each batch"
-    assert result["provenance"]["command"][1:3] == ["bench", "rollback"]
+    assert result["provenance"]["command"][:2] == ["benchmarks", "rollback"]
     assert "Metadata rollback" in done.stdout
     assert json_path.name in done.stdout.replace("\n", "")
 
@@ -68,7 +64,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_control_c_leaves_no_file(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [PROGRAM, "bench", "rollback", "--device", "cpu", "--output", str(tmp_path)],
+        [*BENCHMARKS, "rollback", "--device", "cpu", "--output", str(tmp_path)],
+        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,22 +1,18 @@
-"""``vllm-mtp bench steps`` as a user runs it: real servers, a JSON file, a picture."""
+"""``python -m benchmarks steps`` for real: servers, a JSON file, a picture."""
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.benchmarks import run_benchmarks
+
 
 def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name("vllm-mtp"), "bench", "steps", *arguments],
-        env=os.environ | {"COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    environ = os.environ | {"COLUMNS": "200"}
+    return run_benchmarks("steps", *arguments, timeout_s=400, env=environ)
 
 
 def test_two_servers_are_compared_step_by_step(tmp_path: Path) -> None:

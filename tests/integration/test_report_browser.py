@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from benchmarks.report import KINDS
 from tests.unit.lab.report_samples import COMMITTED, evaluation, write_sample
 from vllm_mtp.lab.report import run_report
 
@@ -90,7 +91,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files += [
         write_sample(kind, folder) for kind in ("plan", "doctor", "grid", "drafting")
     ]
-    return run_report(files, folder / "report.html")
+    return run_report(files, folder / "report.html", KINDS)
 
 
 def chromium(tmp_path: Path, address: Path, *options: str) -> str:

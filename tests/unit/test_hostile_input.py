@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from benchmarks.__main__ import app as benchmarks
+from benchmarks.control.trace_file import read_trace
 from vllm_mtp.cli.arguments import parse_object
 from vllm_mtp.cli.main import app
 from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.lab.demo_plan import read_prompt_file
 from vllm_mtp.lab.report_source import read_sources
-from vllm_mtp.lab.trace_file import read_trace
 from vllm_mtp.request_options import pinned_draft_length
 
 quickly = settings(
@@ -216,7 +217,6 @@ def test_a_deep_object_on_the_command_line() -> None:
     "command",
     [
         ("report", "{file}", "--output", "{folder}/page.html"),
-        ("trace", "replay", "{file}"),
         ("verify", "--prompts", "{file}"),
         ("verify", "--engine-args", "{{"),
         ("verify", "--http-requests", "0"),
@@ -235,3 +235,15 @@ def test_a_command_ends_with_code_2(
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[]", b"", NESTED.encode()])
+@pytest.mark.parametrize("command", [("trace", "replay", "--trace"), ("report",)])
+def test_a_benchmark_ends_with_code_2(
+    tmp_path: Path, command: tuple[str, ...], content: bytes
+) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    result = CliRunner().invoke(benchmarks, [*command, str(file)])
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert "error: " in result.stderr

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "vllm_mtp"
+BENCHMARKS = PACKAGE.with_name("benchmarks")
+
+NOT_IN_THE_WHEEL = {"benchmarks", "tests", "configs"}
+"""A clone has them, an installation has not. Benchmarks may import vllm and us."""
 
 LAYERS = (
     {"records"},
@@ -85,7 +89,7 @@ def violations(module: str, source: str) -> list[str]:
     found = []
     for name in imported_modules(ast.parse(source)):
         root = name.split(".")[0]
-        if root in FORBIDDEN_THIRD_PARTY.get(part, set()):
+        if root in FORBIDDEN_THIRD_PARTY.get(part, set()) | NOT_IN_THE_WHEEL:
             found.append(f"{module} imports {name}")
         if root != "vllm_mtp" or part_of(name) in ("", "__version__"):
             continue
@@ -102,6 +106,10 @@ def package_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+def benchmark_files() -> list[Path]:
+    return sorted(BENCHMARKS.rglob("*.py"))
+
+
 def module_name(path: Path) -> str:
     relative = path.relative_to(PACKAGE.parent).with_suffix("")
     return ".".join(relative.parts).removesuffix(".__init__")
@@ -110,6 +118,14 @@ def module_name(path: Path) -> str:
 @pytest.mark.parametrize("path", package_files(), ids=module_name)
 def test_imports_point_downwards(path: Path) -> None:
     assert violations(module_name(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", benchmark_files(), ids=module_name)
+def test_benchmarks_need_no_tests(path: Path) -> None:
+    roots = {
+        name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))
+    }
+    assert not roots & {"tests", "configs"}
 
 
 def test_every_part_of_the_package_has_a_layer() -> None:
@@ -131,6 +147,9 @@ def test_every_part_of_the_package_has_a_layer() -> None:
             "from vllm_mtp.integration.speculator_v2 import MTPPlusSpeculator",
         ),
         ("vllm_mtp.cli.x", "import vllm.config"),
+        ("vllm_mtp.lab.x", "def f():\n    from benchmarks.grid import cells"),
+        ("vllm_mtp.cli.x", "import benchmarks"),
+        ("vllm_mtp.integration.x", "from tests.support import engines"),
     ],
 )
 def test_the_rule_sees_a_forbidden_import(module: str, source: str) -> None:

@@ -15,15 +15,6 @@ ModelOption = Annotated[
 ]
 """A checkpoint."""
 
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        help="float32, bfloat16 or float16. Greedy texts of all contenders must agree "
-        "in float32; in the others near-ties may flip."
-    ),
-]
-"""Weights and arithmetic of a benchmark."""
-
 ENGINES_INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
 
 

@@ -3,7 +3,6 @@
 import typer
 
 from vllm_mtp.cli import (
-    bench,
     compare,
     demo,
     doctor,
@@ -13,7 +12,6 @@ from vllm_mtp.cli import (
     plan,
     report,
     soak,
-    trace,
     verify,
     vocab,
 )
@@ -32,7 +30,5 @@ app.command()(plan.plan)
 app.command()(report.report)
 app.command()(soak.soak)
 app.command()(verify.verify)
-app.add_typer(bench.app)
 app.add_typer(model.app)
-app.add_typer(trace.app)
 app.add_typer(vocab.app)

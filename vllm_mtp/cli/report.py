@@ -13,8 +13,8 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="RESULT...",
-            help="JSON that eval, compare, plan, doctor --json, verify, demo --json, "
-            "bench, trace replay or vocab wrote; evaluations of one model are shown "
+            help="JSON that eval, compare, plan, doctor --json, verify, soak, "
+            "demo --json or vocab build wrote; evaluations of one model are shown "
             "side by side, the first is what others are compared with.",
             show_default=False,
         ),

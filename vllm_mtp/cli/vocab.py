@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, ModelOption
+from vllm_mtp.cli.arguments import ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 app = typer.Typer(
@@ -69,48 +69,3 @@ def build(
             coverage=coverage,
         )
         build_vocabulary(options, Console())
-
-
-@app.command()
-def compare(
-    model: ModelOption = None,
-    draft_length: Annotated[int, typer.Option(help="K of every contender.")] = 3,
-    concurrency: Annotated[int, typer.Option(help="Requests of a round.")] = 16,
-    request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 192,
-    learning_tokens: Annotated[
-        int, typer.Option(help="Committed before anything is compared.")
-    ] = 20_000,
-    rounds: Annotated[int, typer.Option(help="Compared rounds of each domain.")] = 4,
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Of list and auto. Unset: the default for the vocabulary."),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option(help="Folder for vocabulary-<hardware>.json and .png.")
-    ] = Path(),
-) -> None:
-    """Compare the vocabulary that a server learns with a list and with all tokens.
-
-    Acceptance length on Python, then on prose that nobody has announced.
-    """
-    from vllm_mtp.lab.demo_servers import ServerError
-
-    with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
-        from rich.console import Console
-
-        from vllm_mtp.lab.vocabulary_bench import (
-            VocabularyBenchOptions,
-            run_vocabulary_bench,
-        )
-
-        options = VocabularyBenchOptions(
-            model=model,
-            draft_length=draft_length,
-            concurrency=concurrency,
-            request_tokens=request_tokens,
-            learning_tokens=learning_tokens,
-            num_rounds=rounds,
-            rows=rows,
-            output=output,
-        )
-        run_vocabulary_bench(options, Console())

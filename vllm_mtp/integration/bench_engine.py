@@ -334,7 +334,7 @@ def _share_one_core(cores: set[int]) -> None:
     have different neighbours: one may be a third slower than the other for a second or
     for minutes, which would be taken for the contender's own speed.
     Only for rounds: who asks for texts alone may have others at work on this machine.
-    In turns an engine is told its cores (``lab/grid_turns.py``).
+    In turns an engine is told its cores (``benchmarks/grid/turns.py``).
     """
     if current_platform.is_cpu() and torch.get_num_threads() == 1:
         os.sched_setaffinity(0, {max(cores)})

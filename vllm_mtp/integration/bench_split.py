@@ -2,7 +2,7 @@
 
 `timed_parts` is for the warm-ups of the grid benchmark only: the ratios are measured
 without it. Model Runner V1 of the engine's own process; with the other runner there is
-no split. `timed_host` is for `vllm-mtp bench host`, with any runner.
+no split. `timed_host` is for `python -m benchmarks host`, with any runner.
 """
 
 import time

@@ -32,7 +32,7 @@ from vllm_mtp.acceptance import (
 )
 from vllm_mtp.config import MAX_DRAFT_LENGTH
 from vllm_mtp.lab.option_checks import refuse
-from vllm_mtp.lab.synthetic_cost import DENSE_7B, H100, Hardware, Model, RooflineCost
+from vllm_mtp.lab.plan_cost import DENSE_7B, H100, Hardware, Model, RooflineCost
 
 MAX_BATCH = 1024
 

@@ -16,7 +16,7 @@ from vllm_mtp.lab.checked_file import read_checked
 from vllm_mtp.lab.eval_file import read_eval_file
 from vllm_mtp.lab.option_checks import parse_list, refuse
 from vllm_mtp.lab.plan import ProbedStep
-from vllm_mtp.lab.synthetic_cost import (
+from vllm_mtp.lab.plan_cost import (
     B200,
     DENSE_7B,
     DENSE_70B,

@@ -6,7 +6,7 @@ The same files give the same page, byte for byte.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.errors import ConsoleError
@@ -14,7 +14,7 @@ from rich.errors import ConsoleError
 from vllm_mtp.config import ConfigError
 from vllm_mtp.lab.option_checks import refuse
 from vllm_mtp.lab.provenance import replacing
-from vllm_mtp.lab.report_kinds import KINDS
+from vllm_mtp.lab.report_kinds import KINDS, Kind
 from vllm_mtp.lab.report_page import Section, draw_all, origin_of, render_page
 from vllm_mtp.lab.report_source import (
     EVAL,
@@ -37,21 +37,25 @@ GARBLED = (
 """What a renderer stumbles over in a file that only looks like one of ours."""
 
 
-def run_report(paths: Sequence[Path], output: Path) -> Path:
+def run_report(
+    paths: Sequence[Path], output: Path, kinds: Mapping[str, Kind] = KINDS
+) -> Path:
     """Read results and write a page.
 
     Args:
         paths: Results, in the order in which they are shown.
         output: Page to write; replaced as a whole.
+        kinds: Who renders what.
 
     Returns:
         Where it is.
 
     Raises:
-        ConfigError: A file is no result, or the page cannot be written.
+        ConfigError: A file is no result, or one of a benchmark that ``kinds`` leave
+            out, or the page cannot be written.
     """
     real_output = _checked(output, paths)
-    page = render_page(make_sections(read_sources(paths)))
+    page = render_page(make_sections(read_sources(paths), kinds))
     try:
         with replacing(real_output) as pending:
             # JSON may hold halves of characters, which no file can.
@@ -76,21 +80,30 @@ def _checked(output: Path, paths: Sequence[Path]) -> Path:
     return real
 
 
-def make_sections(sources: Sequence[Source]) -> list[Section]:
+def make_sections(
+    sources: Sequence[Source], kinds: Mapping[str, Kind] = KINDS
+) -> list[Section]:
     """A section for each result; evaluations of one model share theirs.
 
     Raises:
         DamagedError: A file has the keys of a result, but not what belongs there.
     """
+    for source in sources:
+        if source.kind not in kinds:
+            raise ConfigError(
+                f"result: {source.path} is of a benchmark; in a clone of the "
+                "repository, `python -m benchmarks report` makes its page"
+            )
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in sources:
         is_eval = source.kind == EVAL
         own = str(source.content["model"]) if is_eval else source.name
         groups.setdefault((source.kind, own), []).append(source)
-    titles = [_title(group) for group in groups.values()]
+    titles = [_title(group, kinds) for group in groups.values()]
     return [
         _section(
             group,
+            kinds[group[0].kind],
             f"result-{number}",
             # Two of a kind are told apart by their files.
             title if titles.count(title) == 1 else f"{title}: {group[0].name}",
@@ -101,14 +114,13 @@ def make_sections(sources: Sequence[Source]) -> list[Section]:
     ]
 
 
-def _title(sources: Sequence[Source]) -> str:
+def _title(sources: Sequence[Source], kinds: Mapping[str, Kind]) -> str:
     first = sources[0]
-    title = KINDS[first.kind].title
+    title = kinds[first.kind].title
     return f"{title} of {first.content['model']}" if first.kind == EVAL else title
 
 
-def _section(sources: Sequence[Source], anchor: str, title: str) -> Section:
-    kind = KINDS[sources[0].kind]
+def _section(sources: Sequence[Source], kind: Kind, anchor: str, title: str) -> Section:
     try:
         body = kind.render(sources)
         origins = [origin_of(each.name, each.content) for each in sources]
@@ -117,6 +129,4 @@ def _section(sources: Sequence[Source], anchor: str, title: str) -> Section:
         raise
     except GARBLED as error:
         raise damaged(sources, error) from error
-    return Section(
-        anchor, title, f"vllm-mtp {kind.command}", kind.meaning, body, origins, drawn
-    )
+    return Section(anchor, title, kind.command, kind.meaning, body, origins, drawn)

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from vllm_mtp.drafting.vocabulary_list import VocabularyList
 from vllm_mtp.lab.compare import CompareOptions, Comparison, Figure
 from vllm_mtp.lab.compare_report import print_comparison, verdict
 from vllm_mtp.lab.demo_client import SpecCounters
@@ -14,7 +15,7 @@ from vllm_mtp.lab.demo_table import build_table, method_title, print_verdict
 from vllm_mtp.lab.plan import Plan, PlanOptions, Row
 from vllm_mtp.lab.plan_report import draw_plan
 from vllm_mtp.lab.report_page import Body, Cell, PageTable, Picture, Remark, Tone
-from vllm_mtp.lab.report_plots import draw_probe, draw_spreads
+from vllm_mtp.lab.report_plots import draw_coverage, draw_probe, draw_spreads
 from vllm_mtp.lab.report_tables import from_rich, printed
 
 Result = Mapping[str, Any]
@@ -223,4 +224,27 @@ def render_demo(result: Result) -> Body:
         ],
         [from_rich(build_table(measured, baseline_k))],
         remarks,
+    )
+
+
+def render_vocab_build(result: Result) -> Body:
+    """A list of tokens for the draft head."""
+    listed = VocabularyList.model_validate(result)
+    coverage = listed.coverage()
+    num_rows = len(listed.token_ids)
+    sizes = sorted({num_rows, *(2**n for n in range(7, 24) if 2**n < num_rows)})
+    rows = tuple(
+        (Cell(f"{rows:,}"), Cell(f"{coverage[rows - 1]:.2%}")) for rows in sizes
+    )
+    return Body(
+        f"{num_rows:,} of {listed.vocab_size:,} tokens cover {coverage[-1]:.2%} of "
+        f"the {listed.num_counted:,} that were counted.",
+        "",
+        [
+            Picture(
+                "Share of the counted tokens that the first rows cover.",
+                lambda: draw_coverage(coverage),
+            )
+        ],
+        [PageTable("Coverage", ("rows", "coverage"), rows, frozenset({0, 1}))],
     )

@@ -1,26 +1,15 @@
-"""Every kind of result: what it is about, and who renders it."""
+"""Every kind of result of a user's command: what it is about, and who renders it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vllm_mtp.lab.report_benches import (
-    render_crossing,
-    render_drafting,
-    render_grid,
-    render_host,
-    render_off,
-    render_replay,
-    render_rollback,
-    render_steps,
-    render_vocab_build,
-    render_vocab_compare,
-)
 from vllm_mtp.lab.report_checks import (
     render_compare,
     render_demo,
     render_doctor,
     render_plan,
     render_verify,
+    render_vocab_build,
 )
 from vllm_mtp.lab.report_eval import render_eval
 from vllm_mtp.lab.report_fuzz import render_http_requests, render_requests, render_soak
@@ -39,7 +28,7 @@ class Kind(NamedTuple):
     render: Renderer
 
 
-def _alone(render: Callable[[Mapping[str, Any]], Body]) -> Renderer:
+def alone(render: Callable[[Mapping[str, Any]], Body]) -> Renderer:
     """For a kind of which every file has a section of its own."""
 
     def render_one(sources: Sequence[Source]) -> Body:
@@ -49,127 +38,68 @@ def _alone(render: Callable[[Mapping[str, Any]], Body]) -> Renderer:
     return render_one
 
 
-KINDS = {
+KINDS: Mapping[str, Kind] = {
     EVAL: Kind(
         "Acceptance",
-        "eval",
+        "vllm-mtp eval",
         "How many draft tokens the target accepts, prompt by prompt.",
         render_eval,
     ),
     "compare": Kind(
         "Acceptance compared",
-        "compare",
+        "vllm-mtp compare",
         "Whether acceptance has become worse, on the same prompts.",
-        _alone(render_compare),
+        alone(render_compare),
     ),
     "plan": Kind(
         "Plan",
-        "plan",
+        "vllm-mtp plan",
         "Arithmetic, not a measurement: which draft length pays, up to which batch.",
-        _alone(render_plan),
+        alone(render_plan),
     ),
     "doctor": Kind(
         "Doctor",
-        "doctor",
+        "vllm-mtp doctor",
         "What stands in the way of serving a model with its MTP layers.",
-        _alone(render_doctor),
+        alone(render_doctor),
     ),
     "verify": Kind(
         "Exactness",
-        "verify",
+        "vllm-mtp verify",
         "Whether a server with speculation answers as it would without.",
-        _alone(render_verify),
+        alone(render_verify),
     ),
     "verify requests": Kind(
         "Random requests",
-        "verify --requests",
+        "vllm-mtp verify --requests",
         "Whether engines with speculation that are disturbed in many ways answer "
         "random requests as an engine without it does.",
-        _alone(render_requests),
+        alone(render_requests),
     ),
     "verify HTTP": Kind(
         "Random requests over HTTP",
-        "verify --http-requests",
+        "vllm-mtp verify --http-requests",
         "Whether a server with speculation answers random requests as one without "
         "does.",
-        _alone(render_http_requests),
+        alone(render_http_requests),
     ),
     "soak": Kind(
         "Soak",
-        "soak",
+        "vllm-mtp soak",
         "What a server holds after a while of every kind of request.",
-        _alone(render_soak),
+        alone(render_soak),
     ),
     "demo": Kind(
         "Side by side",
-        "demo",
+        "vllm-mtp demo",
         "Real servers on the same prompts, taking turns.",
-        _alone(render_demo),
-    ),
-    "grid": Kind(
-        "Every draft length against mtp_plus",
-        "bench grid",
-        "No speculation, vLLM's mtp at every fixed K, and mtp_plus, over workloads, "
-        "batches, temperatures and contexts.",
-        _alone(render_grid),
-    ),
-    "rollback": Kind(
-        "Rollback kernels",
-        "bench rollback",
-        "What undoing rejected draft tokens costs, beside vLLM's chain and the copy "
-        "bandwidth.",
-        _alone(render_rollback),
-    ),
-    "steps": Kind(
-        "Step time",
-        "bench steps",
-        "Engine step time of whole servers that take the same steps.",
-        _alone(render_steps),
-    ),
-    "crossing": Kind(
-        "Crossing a threshold",
-        "bench crossing",
-        "Requests that begin together and end one by one, so that the batch keeps "
-        "crossing the threshold of vLLM's batch-size table.",
-        _alone(render_crossing),
-    ),
-    "drafting": Kind(
-        "Drafting",
-        "bench drafting",
-        "What a smaller draft head and drawn drafts gain at one K.",
-        _alone(render_drafting),
-    ),
-    "off": Kind(
-        "Off",
-        "bench off",
-        "What mtp_plus costs while it does not draft: K pinned to 0 by every request, "
-        "beside two engines without speculation.",
-        _alone(render_off),
-    ),
-    "host": Kind(
-        "Host time",
-        "bench host",
-        "What scheduling takes the thread that feeds the device, without speculation, "
-        "with vLLM's mtp and with mtp_plus.",
-        _alone(render_host),
-    ),
-    "replay": Kind(
-        "Controller",
-        "trace replay",
-        "The controller without a model, beside the oracle and every fixed K.",
-        _alone(render_replay),
+        alone(render_demo),
     ),
     "vocab build": Kind(
         "Draft vocabulary",
-        "vocab build",
+        "vllm-mtp vocab build",
         "Tokens that the MTP layers may propose; verification uses all of them.",
-        _alone(render_vocab_build),
-    ),
-    "vocab compare": Kind(
-        "Draft vocabularies",
-        "vocab compare",
-        "A vocabulary that the server learns, beside a list and all tokens.",
-        _alone(render_vocab_compare),
+        alone(render_vocab_build),
     ),
 }
-"""By the names of `report_source.KEYS`."""
+"""By the names of `report_source.KEYS`; what benchmarks write is rendered by them."""

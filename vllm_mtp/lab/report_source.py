@@ -41,7 +41,7 @@ KEYS: dict[str, frozenset[str]] = {
 """Keys of each kind; where several fit, the one with the most is meant."""
 COMMANDS = (
     "`vllm-mtp eval`, `compare`, `plan`, `doctor --json`, `verify`, `soak`, "
-    "`demo --json`, `bench`, `trace replay` or `vocab`"
+    "`demo --json`, `vocab build` or `python -m benchmarks`"
 )
 JOURNAL_SUFFIXES = (".jsonl", ".partial")
 

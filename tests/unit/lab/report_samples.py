@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.lab.grid_records import tiny_options, write_journal
-from tests.unit.lab.host_rounds import host_round
+from benchmarks.drafting import DraftingOptions, summarise_drafting
+from benchmarks.grid.journal import Journal
+from benchmarks.grid.summary import summarise as summarise_grid
+from benchmarks.host import HostOptions, summarise_host
+from tests.unit.benchmarks.grid_records import tiny_options, write_journal
+from tests.unit.benchmarks.host_rounds import host_round
 from vllm_mtp.config import METHOD
 from vllm_mtp.lab.compare import CompareOptions, compare
 from vllm_mtp.lab.demo import DemoResult, result_as_json
@@ -16,15 +20,11 @@ from vllm_mtp.lab.demo_client import SpecCounters
 from vllm_mtp.lab.demo_measure import Difference, Measurement
 from vllm_mtp.lab.demo_plan import DemoOptions
 from vllm_mtp.lab.doctor_probe import LENGTHS, conclude
-from vllm_mtp.lab.drafting_bench import DraftingOptions, summarise_drafting
 from vllm_mtp.lab.eval_file import EvalFile, PromptRecord
-from vllm_mtp.lab.grid_journal import Journal
-from vllm_mtp.lab.grid_summary import summarise as summarise_grid
-from vllm_mtp.lab.host_bench import HostOptions, summarise_host
 from vllm_mtp.lab.plan import PlanOptions, make_plan
+from vllm_mtp.lab.plan_cost import H200, MOE_671B
 from vllm_mtp.lab.plan_report import as_json
 from vllm_mtp.lab.provenance import collect_provenance
-from vllm_mtp.lab.synthetic_cost import H200, MOE_671B
 from vllm_mtp.lab.verify import ITSELF
 from vllm_mtp.lab.verify import summarise as summarise_verify
 from vllm_mtp.lab.verify_options import HOSTILE, SAMPLED_SETTINGS, VerifyOptions
@@ -208,7 +208,7 @@ def _vocab_build() -> Mapping[str, Any]:
 
 def _vocab_compare(folder: Path) -> Mapping[str, Any]:
     # Brings torch and transformers.
-    from vllm_mtp.lab.vocabulary_bench import (
+    from benchmarks.vocabulary import (
         VocabularyBenchOptions,
         summarise_vocabulary,
     )

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from vllm_mtp.cli.main import app
 from vllm_mtp.lab.plan import PlanOptions, best_of, make_plan, rows_of, stops_paying_at
-from vllm_mtp.lab.synthetic_cost import DENSE_70B
+from vllm_mtp.lab.plan_cost import DENSE_70B
 
 
 @pytest.mark.parametrize(

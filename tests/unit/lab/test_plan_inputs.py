@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from tests.unit.lab.report_samples import evaluation
 from vllm_mtp.cli.main import app
 from vllm_mtp.lab.eval_file import EvalFile
+from vllm_mtp.lab.plan_cost import H100, MOE_671B, RooflineCost
 from vllm_mtp.lab.plan_inputs import read_acceptance, read_hardware, read_model
-from vllm_mtp.lab.synthetic_cost import H100, MOE_671B, RooflineCost
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()

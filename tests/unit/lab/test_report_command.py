@@ -4,14 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from typer import Typer
 from typer.testing import CliRunner, Result
 
+from benchmarks.__main__ import app as benchmarks
 from tests.unit.lab.page_reader import Page
 from tests.unit.lab.report_samples import COMMITTED, evaluation, write_sample
 from vllm_mtp.cli.main import app
 
 
-def call(*arguments: str | Path) -> Result:
+def call(*arguments: str | Path, app: Typer = app) -> Result:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
@@ -31,7 +33,7 @@ def test_results_of_many_kinds_become_one_page(tmp_path: Path, plan: Path) -> No
         (tmp_path / f"{name}.json").write_text(evaluation(seed).model_dump_json())
     files = [tmp_path / "base.json", COMMITTED["off"], plan, tmp_path / "new.json"]
     output = tmp_path / "report.html"
-    result = call(*files, "--output", output)
+    result = call(*files, "--output", output, app=benchmarks)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"Written: {output}\n"
     read = Page(output.read_text(encoding="utf-8"))
@@ -53,7 +55,8 @@ def test_two_results_of_a_kind_are_told_apart_by_their_files(tmp_path: Path) -> 
         folder.mkdir()
     files = [write_sample("plan", folder) for folder in folders]
     output = tmp_path / "report.html"
-    assert call(*files, COMMITTED["off"], "--output", output).exit_code == 0
+    files.append(COMMITTED["off"])
+    assert call(*files, "--output", output, app=benchmarks).exit_code == 0
     texts = Page(output.read_text()).texts
     for title in ("Plan: a/plan.json", "Plan: b/plan.json", "Off"):
         assert texts.count(title) == 2, "in short, and above its section"
@@ -102,6 +105,16 @@ def test_halves_of_characters_do_not_stop_it(tmp_path: Path) -> None:
     output = tmp_path / "report.html"
     assert call(path, "--output", output).exit_code == 0
     assert "half ? of a face" in output.read_text(encoding="utf-8")
+
+
+def test_a_result_of_a_benchmark_is_left_to_the_benchmarks(
+    plan: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "report.html"
+    sentence = refused(call(plan, COMMITTED["off"], "--output", output))
+    assert f"result: {COMMITTED['off']} is of a benchmark;" in sentence
+    assert "`python -m benchmarks report` makes its page" in sentence
+    assert not output.exists()
 
 
 def test_no_result_at_all_is_one_sentence() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import KINDS
 from tests.unit.lab.page_reader import Page
 from tests.unit.lab.report_samples import sample
 from vllm_mtp.lab.plan_report import ROOFLINE
@@ -78,7 +79,7 @@ def source(kind: str, content: Any) -> Source:
 
 @cache
 def page(kind: str) -> str:
-    return render_page(make_sections([source(kind, contents(kind))]))
+    return render_page(make_sections([source(kind, contents(kind))], KINDS))
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -121,7 +122,7 @@ def test_texts_of_strangers_are_shown_and_never_run(kind: str) -> None:
     stranger = json.dumps(STRANGER[kind])
     assert stranger in written
     hostile = json.loads(written.replace(stranger, json.dumps(HOSTILE)))
-    read = Page(render_page(make_sections([source(kind, hostile)])))
+    read = Page(render_page(make_sections([source(kind, hostile)], KINDS)))
     assert not read.open
     assert read.tags <= TAGS, "no script, no img"
     assert not any(name.startswith("on") for _, a in read.elements for name in a)
@@ -131,7 +132,7 @@ def test_texts_of_strangers_are_shown_and_never_run(kind: str) -> None:
 def complaint(imitation: Source) -> str | None:
     """Why it cannot be shown; None if it can."""
     try:
-        render_page(make_sections([imitation]))
+        render_page(make_sections([imitation], KINDS))
     except DamagedError as error:
         return str(error)
     return None
@@ -152,5 +153,5 @@ def test_what_only_looks_like_a_result_is_one_sentence(kind: str, value: Any) ->
 
 @pytest.mark.parametrize("kind", ["eval", "off", "plan"])
 def test_the_same_result_is_the_same_page(kind: str) -> None:
-    again = render_page(make_sections([source(kind, contents(kind))]))
+    again = render_page(make_sections([source(kind, contents(kind))], KINDS))
     assert again == page(kind)

@@ -1,0 +1,1 @@
+"""What this project is measured with; not part of the wheel. `python -m benchmarks`."""

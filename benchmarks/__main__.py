@@ -1,0 +1,30 @@
+"""``python -m benchmarks``, in a clone: measures, replays, and shows the results."""
+
+import sys
+
+import typer
+
+from benchmarks import cli, cli_report, cli_small, cli_trace
+
+app = typer.Typer(
+    name="python -m benchmarks",
+    help="Measure this machine: times, ratios and targets, with a picture.",
+    no_args_is_help=True,
+)
+for command in (
+    cli.rollback,
+    cli.steps,
+    cli.grid,
+    cli_small.crossing,
+    cli_small.off,
+    cli_small.host,
+    cli_small.drafting,
+    cli_small.vocabulary,
+    cli_report.report,
+):
+    app.command()(command)
+app.add_typer(cli_trace.app)
+
+if __name__ == "__main__":
+    sys.argv[0] = "benchmarks"  # as results name the command that wrote them
+    app(prog_name="python -m benchmarks")

@@ -1,0 +1,1 @@
+"""Controllers without a model: synthetic and recorded worlds, the oracle, regret."""

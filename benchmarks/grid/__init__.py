@@ -1,0 +1,1 @@
+"""Every K of vLLM's `mtp` against `mtp_plus`, cell by cell."""

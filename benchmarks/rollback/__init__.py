@@ -1,0 +1,1 @@
+"""Rollback kernels against what they replace."""
