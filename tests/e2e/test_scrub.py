@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checked import checked
 from tests.support.engine_jobs import Jobs, run_jobs
 from tests.support.engines import draft_counts, engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.processor import can_cache_fp8
 from tests.support.watch import counter
-from vllm_mtp.kernels.checked import checked
 from vllm_mtp.kernels.planes import NUM_COLUMNS, SlotPlane
 
 SCRUB = {

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.kernels.greedy_steps import REQUESTS, Outputs, Request, step_of
 from tests.kernels.plans import MAX_REQUESTS, examples
+from tests.support.checked import check_greedy_step
 from vllm_mtp.kernels import reference
-from vllm_mtp.kernels.checked import check_greedy_step
 from vllm_mtp.records import GreedyStep
 
 

@@ -10,8 +10,7 @@ import torch
 from tests.kernels.caches import Group, Layer, Memory, Scrub
 from tests.kernels.greedy_steps import Outputs, Request, step_of
 from tests.kernels.plans import PADDING, Step, decode, outputs_for, prefill
-from vllm_mtp.kernels import dispatch, reference, schemas
-from vllm_mtp.kernels.checked import (
+from tests.support.checked import (
     BlockTable,
     InvalidRollbackPlanError,
     check_greedy_step,
@@ -20,6 +19,7 @@ from vllm_mtp.kernels.checked import (
     check_scrub_plan,
     checked,
 )
+from vllm_mtp.kernels import dispatch, reference, schemas
 from vllm_mtp.kernels.planes import plane_table
 
 STEP = Step((decode(3, 2), prefill(4), PADDING, decode(2, 3)), num_tail_rows=2)

@@ -16,12 +16,12 @@ from tests.kernels.plans import (
     decode,
     prefill,
 )
-from vllm_mtp.kernels import reference
-from vllm_mtp.kernels.checked import (
+from tests.support.checked import (
     BlockTable,
     InvalidRollbackPlanError,
     check_scrub_plan,
 )
+from vllm_mtp.kernels import reference
 from vllm_mtp.kernels.planes import planes_of_table
 
 STEP = Step(

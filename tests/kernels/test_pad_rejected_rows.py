@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.plans import MAX_REQUESTS, Guarded, examples
+from tests.support.checked import check_pad_plan
 from vllm_mtp.kernels import reference
-from vllm_mtp.kernels.checked import check_pad_plan
 
 
 @st.composite

@@ -18,8 +18,8 @@ from tests.kernels.plans import (
     roll_back,
     steps,
 )
+from tests.support.checked import check_rollback_plan
 from vllm_mtp.kernels import reference
-from vllm_mtp.kernels.checked import check_rollback_plan
 
 MIXED = Step(
     (

@@ -15,7 +15,7 @@ from tests.kernels.caches import (
     scrubs,
 )
 from tests.kernels.plans import examples
-from vllm_mtp.kernels.checked import check_scrub_plan
+from tests.support.checked import check_scrub_plan
 from vllm_mtp.kernels.planes import strided_planes
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from vllm_mtp.kernels.checks import (
+from tests.support.checks import (
     check_dense,
     check_length,
     check_no_alias,

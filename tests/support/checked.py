@@ -2,7 +2,7 @@
 
 The kernels follow addresses and counts that lie on the device; a wrong one is a wrong
 answer or a wild write, and no error. ``checked`` wraps a backend so that every plan is
-refused in words first. For tests and for debugging: each check copies to the host and
+refused in words first. For tests: each check copies to the host and
 waits. Nothing of it is on the way of an unwrapped backend.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from vllm_mtp.kernels.checked_scrub import BlockTable, check_scrub_plan
-from vllm_mtp.kernels.checks import (
+from tests.support.checked_scrub import BlockTable, check_scrub_plan
+from tests.support.checks import (
     INTEGERS,
     InvalidRollbackPlanError,
     check_dense,
