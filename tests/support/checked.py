@@ -2,8 +2,8 @@
 
 The kernels follow addresses and counts that lie on the device; a wrong one is a wrong
 answer or a wild write, and no error. ``checked`` wraps a backend so that every plan is
-refused in words first. For tests: each check copies to the host and
-waits. Nothing of it is on the way of an unwrapped backend.
+refused in words first. For tests: each check copies to the host and waits. Nothing of
+it is on the way of an unwrapped backend.
 """
 
 import dataclasses

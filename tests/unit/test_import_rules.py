@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_mtp.cli.program import TOOLS
+
 PACKAGE = Path(__file__).parents[2] / "vllm_mtp"
 BENCHMARKS = PACKAGE.with_name("benchmarks")
 
@@ -33,16 +35,20 @@ LAYERS = (
 )
 """From the bottom up: a module imports its own part or a layer below."""
 
+EXTRAS = {*TOOLS, "ray"}
+"""Serving does without; `tests/integration/test_serving_imports.py` sees it run."""
+
 FORBIDDEN_THIRD_PARTY = {
-    "records": {"vllm", "torch", "pydantic"},
-    "config": {"vllm", "torch"},
-    "acceptance": {"vllm", "torch"},
-    "request_options": {"vllm", "torch"},
-    "control": {"vllm", "torch"},
-    "drafting": {"vllm"},
-    "verification": {"vllm"},
-    "kernels": {"vllm"},
-    "metrics": {"vllm", "torch"},
+    "records": {"vllm", "torch", "pydantic", *EXTRAS},
+    "config": {"vllm", "torch", *EXTRAS},
+    "acceptance": {"vllm", "torch", *EXTRAS},
+    "request_options": {"vllm", "torch", *EXTRAS},
+    "control": {"vllm", "torch", *EXTRAS},
+    "drafting": {"vllm", *EXTRAS},
+    "verification": {"vllm", *EXTRAS},
+    "kernels": {"vllm", *EXTRAS},
+    "metrics": {"vllm", "torch", *EXTRAS},
+    "integration": EXTRAS,
     "lab": {"vllm"},
     "tuning": {"vllm"},
     "cli": {"vllm", "torch"},
@@ -142,6 +148,9 @@ def test_every_part_of_the_package_has_a_layer() -> None:
         ("vllm_mtp.control.x", "from vllm_mtp import kernels"),
         ("vllm_mtp.records", "from vllm_mtp.config import METHOD"),
         ("vllm_mtp.lab.x", "from vllm_mtp.tuning import model"),
+        ("vllm_mtp.integration.x", "def f():\n    import scipy.stats"),
+        ("vllm_mtp.integration.x", "from vllm_mtp.lab import eval"),
+        ("vllm_mtp.metrics.x", "from rich.table import Table"),
         (
             "vllm_mtp.integration.proposer_v1",
             "from vllm_mtp.integration.speculator_v2 import MTPPlusSpeculator",

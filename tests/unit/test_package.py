@@ -5,13 +5,20 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from vllm_mtp.cli.main import app
 from vllm_mtp.cli.options import option_table
+from vllm_mtp.cli.program import TOOLS
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [Requirement(each).name for each in requirements]
 
 
 def test_importing_the_package_imports_neither_torch_nor_vllm() -> None:
@@ -36,6 +43,43 @@ def test_the_options_command_prints_that_table() -> None:
 def test_the_supported_vllm_is_the_one_that_pip_installs() -> None:
     from vllm_mtp.integration.compat import SUPPORTED_VLLM
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = {r.name: r.specifier for r in map(Requirement, project["dependencies"])}
+    required = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
     assert {str(s) for s in required["vllm"]} == {str(s) for s in SUPPORTED_VLLM}
+
+
+def test_serving_requires_no_tools_and_a_clone_has_them_all() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert not set(names(PROJECT["dependencies"])) & set(TOOLS)
+    assert tuple(names(extras["tools"])) == TOOLS
+    assert "vllm-mtp[tools]" in extras["dev"]
+    installed = (ROOT / "configs" / "environment" / "dev.txt").read_text().splitlines()
+    listed = names([line for line in installed if not line.startswith("#")])
+    # torch, which everybody has, requires jinja2 itself.
+    assert set(TOOLS) - {"jinja2"} <= set(listed)
+
+
+@pytest.mark.parametrize("missing", TOOLS)
+def test_without_a_tool_the_program_names_the_extra_and_ends_with_code_2(
+    missing: str,
+) -> None:
+    module, _, function = PROJECT["scripts"]["vllm-mtp"].partition(":")
+    # None in sys.modules: as if it were not installed.
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({[missing]}))\n"
+        f"from {module} import {function}; {function}()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "options"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"vllm-mtp: needs {missing}; install vllm-mtp[tools]\n"
+    assert done.stdout == ""
+
+
+def test_with_all_tools_the_program_runs_the_command() -> None:
+    module, _, function = PROJECT["scripts"]["vllm-mtp"].partition(":")
+    code = f"from {module} import {function}; {function}()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "options"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, option_table())
