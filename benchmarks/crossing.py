@@ -25,14 +25,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE, Prompts
+from benchmarks.grid.engines import BenchGroup
+from benchmarks.options import check_output_folder, machine_slug
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
-from vllm_mtp.lab.option_checks import check_fields, check_output_folder
-from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.option_checks import check_fields
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 CONCURRENCY = 8
 MAX_LIMIT = 100
@@ -110,7 +112,7 @@ def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, 
         ServerError: An engine failed.
     """
     model = resolve_model(options.model)
-    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
         longest = room_for(CONCURRENCY * options.request_tokens)
         size = EngineSize(model, longest, CONCURRENCY)
         prompts = start_engines(group, options.contenders, size, logs)

@@ -32,23 +32,18 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE, Prompts
-from benchmarks.grid.engines import play_together
-from benchmarks.grid.options import DTYPES
+from benchmarks.grid.engines import BenchGroup, play_together
 from benchmarks.grid.summary import sums_by_position
+from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
 from benchmarks.small_group import room_for, start_engines
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
-from vllm_mtp.lab.option_checks import (
-    check_fields,
-    check_name,
-    check_numbers,
-    check_output_folder,
-    refuse,
-)
-from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import EngineGroup
+from vllm_mtp.lab.option_checks import check_fields, check_name, refuse
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 MAX_CONCURRENCY = 256
 MAX_REQUEST_TOKENS = 512
@@ -202,7 +197,7 @@ def run_drafting_bench(options: DraftingOptions, console: Console) -> dict[str, 
     model = resolve_model(options.model)
     most = max(options.concurrencies)
     cells = {}
-    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
         longest = room_for(options.request_tokens)
         size = EngineSize(model, longest, most, options.dtype)
         compiled = {"enforce_eager": False} if options.compiled else {}

@@ -29,24 +29,20 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE
-from benchmarks.grid.options import DTYPES
+from benchmarks.grid.engines import BenchGroup
 from benchmarks.off import MAX_CONCURRENCY, MAX_REPEATS, MAX_REQUEST_TOKENS
+from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
-from vllm_mtp.lab.option_checks import (
-    check_fields,
-    check_name,
-    check_numbers,
-    check_output_folder,
-)
-from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.option_checks import check_fields, check_name
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 PARTS = ("schedule", "update", "worker")
-"""See ``integration/bench_split.py``."""
+"""See ``engine.py``."""
 MAX_DRAFT_LENGTH = 16
 
 Figures = Mapping[str, Any]
@@ -118,7 +114,7 @@ def run_host_bench(options: HostOptions, console: Console) -> dict[str, Any]:
     """
     most = max(options.concurrencies)
     cells = {}
-    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
         size = EngineSize(
             resolve_model(options.model),
             room_for(options.request_tokens),

@@ -24,20 +24,22 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE, Prompts
-from benchmarks.grid.options import DTYPES
+from benchmarks.grid.engines import BenchGroup
+from benchmarks.options import (
+    AGAIN,
+    DTYPES,
+    check_numbers,
+    check_output_folder,
+    machine_slug,
+)
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD
-from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION, resolve_model
+from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import EngineGroup, EngineSize
-from vllm_mtp.lab.option_checks import (
-    check_fields,
-    check_name,
-    check_numbers,
-    check_output_folder,
-)
-from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.option_checks import check_fields, check_name
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 CONTENDERS: dict[str, dict[str, Any] | None] = {
     NO_SPECULATION: None,
@@ -109,7 +111,7 @@ def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
     model = resolve_model(options.model)
     most = max(options.concurrencies)
     cells = {}
-    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
         longest = room_for(options.request_tokens)
         size = EngineSize(model, longest, most, options.dtype)
         prompts = start_engines(group, CONTENDERS, size, logs)

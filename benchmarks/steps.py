@@ -31,6 +31,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import machine_slug
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.lab.demo_client import DemoClient, SpecCounters, parse_counters
@@ -56,7 +57,6 @@ from vllm_mtp.lab.provenance import (
     collect_provenance,
     describe_hardware,
     gpu_names,
-    machine_slug,
     replacing,
     write_json,
 )

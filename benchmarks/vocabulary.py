@@ -28,24 +28,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE, PROMPT_TOKENS, PROSE
-from benchmarks.grid.engines import cut_prompts
+from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
+from benchmarks.options import check_output_folder, machine_slug
 from vllm_mtp.config import AUTO, FULL, METHOD
 from vllm_mtp.lab.demo_plan import resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    EngineSize,
-)
-from vllm_mtp.lab.option_checks import check_fields, check_output_folder
-from vllm_mtp.lab.provenance import (
-    collect_provenance,
-    machine_slug,
-    replacing,
-    write_json,
-)
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineProcess
+from vllm_mtp.lab.option_checks import check_fields
+from vllm_mtp.lab.provenance import collect_provenance, replacing, write_json
 from vllm_mtp.lab.vocab_build import build_list, read_model
 
 LISTED = "list"
@@ -144,7 +136,7 @@ def run_vocabulary_bench(
     with log_folder() as logs, exit_on_signals():
         for contender in CONTENDERS:
             config = options.speculative_config(contender, logs)
-            with EngineGroup() as group:
+            with BenchGroup() as group:
                 engine = group.launch(contender, config, size, logs)
                 facts = engine.answer(START_TIMEOUT_S)
                 played = _play(engine, facts["vocab_size"], options, console)

@@ -19,13 +19,14 @@ from benchmarks.grid.cells import (
     max_model_len_tokens,
     plan_cells,
 )
-from benchmarks.grid.engines import cut_prompts
+from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.control.tracing import check_path
 from vllm_mtp.lab.demo_plan import resolve_model
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineSize
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def record_trace(options: RecordOptions, console: Console) -> int:
     check_path(path)
     model = resolve_model(options.load.model)
     check_context(model, options.load)
-    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
         console.print("waiting for the engine")
         config, size = _speculation(options, path), _size(options.load, model)
         engine = group.launch(METHOD, config, size, logs)

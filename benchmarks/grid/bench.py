@@ -44,7 +44,7 @@ from benchmarks.grid.cells import (
     of_different_lengths,
     plan_cells,
 )
-from benchmarks.grid.engines import cut_prompts, play_together
+from benchmarks.grid.engines import BenchGroup, cut_prompts, play_together
 from benchmarks.grid.journal import (
     CALIBRATION,
     ENGINE,
@@ -63,13 +63,15 @@ from benchmarks.grid.race import (
 from benchmarks.grid.repeats import next_repeat
 from benchmarks.grid.report import print_report, write_plots
 from benchmarks.grid.summary import summarise, summarise_cell
+from benchmarks.options import machine_slug
 from vllm_mtp.lab.demo_plan import (
     NO_SPECULATION,
     resolve_model,
 )
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineSize
-from vllm_mtp.lab.provenance import collect_provenance, machine_slug, write_json
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 SETTLED_STEPS = 300
 """Decode steps after which the controller has settled in any case."""
@@ -107,7 +109,7 @@ def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
             f"every measurement is kept in {path}",
             markup=False,
         )
-        with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+        with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
             _Session(options, model, journal, group, logs, console).run(todo)
     return write_results(journal, path.with_suffix(""), console)
 

@@ -17,6 +17,12 @@ time apart in a round. It costs a little."""
 MAX_CODE_PROMPTS = 128
 
 
+class BenchGroup(EngineGroup):
+    """Engines of a benchmark."""
+
+    module = "benchmarks.engine"
+
+
 def cut_prompts(
     engine: EngineProcess, vocab_size: int, options: GridOptions
 ) -> Prompts:
@@ -40,7 +46,7 @@ def play_together(
     Args:
         group: Holds them.
         names: Of the engines; the first begins.
-        waves: Requests, see ``integration/bench_engine.py``.
+        waves: Requests, see ``integration/commanded_engine.py``.
         concurrency: Requests at a time.
         timed: What of a step to time apart.
         cached: All that the prefix caches hold when it begins; None: what they do.

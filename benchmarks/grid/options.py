@@ -4,15 +4,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.options import AGAIN, DTYPES, check_numbers, check_output_folder
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
-from vllm_mtp.lab.option_checks import (
-    check_fields,
-    check_name,
-    check_names,
-    check_numbers,
-    check_output_folder,
-)
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
+from vllm_mtp.lab.option_checks import check_fields, check_name, check_names
 
 WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",
@@ -23,7 +18,6 @@ WORKLOADS = {
     "phases": "code, then constrained, back and forth",
 }
 CONTEXTS = ("short", "long")
-DTYPES = ("float32", "bfloat16", "float16")
 
 MAX_STATIC_DRAFT_LENGTH = 8
 MAX_CONCURRENCY = 256

@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.grid.journal import ENGINE, ROUND, WARM_UP, Journal
 from benchmarks.grid.options import PLUS, PLUS_AGAIN
-from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
+from benchmarks.options import AGAIN
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
 
 HOPELESS = 0.65
 """Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""

@@ -26,7 +26,8 @@ from benchmarks.grid.targets import (
     CellTarget,
     errors_above,
 )
-from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
+from benchmarks.options import AGAIN
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
 
 NEARLY_BEST = 1.04
 """A static K that is so close to the best one of the cell may yet turn out the best."""

@@ -50,8 +50,9 @@ from benchmarks.grid.race import (
     warm_up_rounds,
 )
 from benchmarks.grid.targets import judge
+from benchmarks.options import AGAIN
 from benchmarks.spread import Spread
-from vllm_mtp.lab.demo_plan import AGAIN, NO_SPECULATION
+from vllm_mtp.lab.demo_plan import NO_SPECULATION
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "

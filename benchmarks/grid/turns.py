@@ -20,7 +20,7 @@ from vllm_mtp.lab.provenance import gpu_names
 
 TURN_S = 0.08
 """How long an engine works after the first step of its turn, which is not timed
-(`bench_round`); of a model of a few megabytes, which the caches would hold, the next
+(`engine_round`); of a model of a few megabytes, which the caches would hold, the next
 ones are slower, too."""
 
 AT_ONCE = 2

@@ -37,6 +37,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from benchmarks.options import hardware_slug
 from benchmarks.rollback import vllm_chain
 from benchmarks.rollback.layouts import KVLayout, layouts_for
 from benchmarks.rollback.metadata import (
@@ -53,7 +54,7 @@ from benchmarks.rollback.timing import measure_copy
 from benchmarks.spread import Spread
 from vllm_mtp.kernels import dispatch
 from vllm_mtp.kernels.dispatch import Backend
-from vllm_mtp.lab.provenance import collect_provenance, hardware_slug, write_json
+from vllm_mtp.lab.provenance import collect_provenance, write_json
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine import BenchEngine, _allowed_token_ids
 from tests.support.engines import ENGINE_ARGUMENTS
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.integration.bench_engine import BenchEngine, _allowed_token_ids
 
 WAVE: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "sampling": {"temperature": 0.0, "max_tokens": 24}}

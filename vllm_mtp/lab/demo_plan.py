@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD, ConfigError
 
 NO_SPECULATION = "none"
-AGAIN = "none again"
-"""A second engine without speculation: two that do the same differ by 1 to 3 % for as
-long as they live, by where their memory happens to lie. Less says nothing."""
 METHODS = (NO_SPECULATION, VLLM_METHOD, METHOD)
 
 BUNDLED_MODEL = Path(__file__).parents[1] / "assets" / "mimo-python"

@@ -26,12 +26,8 @@ from vllm_mtp.acceptance import Interval, expected_acceptance_length, speedup
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.lab.demo_plan import NO_SPECULATION
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    EngineSize,
-)
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
 from vllm_mtp.lab.eval_backends import tokenize_prompts
 from vllm_mtp.lab.eval_prompts import load_prompts
 from vllm_mtp.request_options import FLAT_KEY

@@ -1,9 +1,9 @@
 """Engines in processes of their own, told what to do through a pipe.
 
 What eval, verify, its fuzzer, doctor's probe and the benchmarks start and ask; the
-other end is ``integration/bench_engine.py``. Each process leads a session of its own,
-so Ctrl-C reaches only the command, which then stops them all; an engine also ends by
-itself when the command is gone.
+other end is ``integration/commanded_engine.py``. Each process leads a session of its
+own, so Ctrl-C reaches only the command, which then stops them all; an engine also ends
+by itself when the command is gone.
 
 Processes are forked from one that has imported vLLM already: that takes 10 to 20 s of a
 core, and engines on a CPU share few. The process they are forked from imports and does
@@ -20,18 +20,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from math import ceil
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from vllm_mtp.lab.demo_servers import ServerError, log_error
+from vllm_mtp.lab.engine_arguments import EngineSize, engine_arguments, engine_environ
 from vllm_mtp.lab.provenance import gpu_names
 
-MODULE = "vllm_mtp.integration.bench_engine"
+MODULE = "vllm_mtp.integration.commanded_engine"
+"""Has `obey`, the other end of the pipe."""
 IMPORTS_LOG = "imports.log"
 """What vLLM prints when it is imported, beside the logs of engines."""
 
@@ -39,123 +40,24 @@ START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
 
-BLOCK_TOKENS = 32
-
-WANTED_FREE_GPU_SHARE = 0.05
-"""What vLLM wants to find free before it starts an engine. Its default, nearly all of
-the memory, is there for the first engine alone; what is used is the weights and the
-KV cache, which is given in bytes."""
-
-_KV_CACHE_MIB = 128
-"""Where blocks are counted, and vLLM wants a size all the same."""
-_ROOM = 2
-"""Times what the running requests need: nobody is preempted, and prompts are kept."""
-
-
-class EngineSize(NamedTuple):
-    """What all engines of a comparison have in common.
-
-    Attributes:
-        model: Folder or hub name.
-        max_model_len: Tokens of the longest request.
-        max_num_seqs: Most requests at a time.
-        dtype: Weights and arithmetic.
-        kv_cache_mib: KV cache of each; None for as many blocks as requests need.
-    """
-
-    model: str
-    max_model_len: int
-    max_num_seqs: int
-    dtype: str = "float32"
-    kv_cache_mib: int | None = None
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of KV cache with which no request waits for another one."""
-        return _ROOM * self.max_num_seqs * ceil(self.max_model_len / BLOCK_TOKENS)
-
-
-def engine_arguments(
-    size: EngineSize, config: Mapping[str, Any] | None, on_gpu: bool
-) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs``, the same for all engines but for one.
-
-    Prefix caching is on, so that prompts cost little after the first time.
-
-    Args:
-        size: Model and room for requests.
-        config: Speculative config; None without speculation.
-        on_gpu: Let vLLM compile and capture graphs, and others use the GPU.
-    """
-    kv_cache_mib = size.kv_cache_mib or _KV_CACHE_MIB
-    arguments: dict[str, Any] = {
-        "model": size.model,
-        "dtype": size.dtype,
-        "max_model_len": size.max_model_len,
-        "max_num_seqs": size.max_num_seqs,
-        "kv_cache_memory_bytes": kv_cache_mib * 2**20,
-        "enable_prefix_caching": True,
-        "block_size": BLOCK_TOKENS,
-        "enforce_eager": not on_gpu,
-        "seed": 0,
-        "disable_log_stats": False,
-    }
-    if size.kv_cache_mib is None:
-        arguments["num_gpu_blocks_override"] = size.num_blocks
-    if on_gpu:
-        arguments["gpu_memory_utilization"] = WANTED_FREE_GPU_SHARE
-    if config is not None:
-        arguments["speculative_config"] = dict(config)
-    return arguments
-
-
-def engine_environ(
-    environ: Mapping[str, str], scratch: Path, local_model: bool
-) -> dict[str, str]:
-    """Variables of an engine process.
-
-    One thread each, unless the user says otherwise: idle neighbours on a shared
-    machine make two threads slower than one.
-
-    Args:
-        environ: Variables to start from.
-        scratch: Folder for temporary files: vLLM leaves sockets behind.
-        local_model: The model is a folder, so the hub need not be asked.
-    """
-    defaults = {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Weights in huge pages: in small ones two engines that do the same differ by
-        # 2 % for as long as they live, depending on where their pages happen to lie.
-        "THP_MEM_ALLOC_ENABLE": "1",
-    }
-    fixed = {
-        # Engine and worker in the process itself: no other process takes part.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TMPDIR": str(scratch),
-    }
-    if local_model:
-        fixed |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**defaults, **environ, **fixed}
-
 
 class EngineProcess:
     """One engine and the pipe to it."""
 
-    def __init__(self, name: str, log: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, log: Path, environ: Mapping[str, str], module: str
+    ) -> None:
         """Start the process; its engine is not started yet.
 
         Args:
             name: For error messages.
             log: File for what vLLM prints.
             environ: Variables of the process.
+            module: Has the function `obey`.
         """
         self.name = name
         self.log = log
-        self._process, self._connection = _start_process(log, environ)
+        self._process, self._connection = _start_process(log, environ, module)
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Send a command without waiting.
@@ -217,6 +119,8 @@ class EngineProcess:
 class EngineGroup:
     """All engines; they are stopped together, whatever happens."""
 
+    module: ClassVar[str] = MODULE
+
     def __init__(self) -> None:
         self.engines: dict[str, EngineProcess] = {}
 
@@ -252,7 +156,7 @@ class EngineGroup:
         """
         is_local = Path(arguments["model"]).is_dir()
         environ = engine_environ(os.environ, log.parent, is_local)
-        engine = self.engines[name] = EngineProcess(name, log, environ)
+        engine = self.engines[name] = EngineProcess(name, log, environ, self.module)
         engine.tell("start", engine=dict(arguments))
         return engine
 
@@ -279,14 +183,15 @@ class EngineGroup:
 
 
 def _start_process(
-    log: Path, environ: Mapping[str, str]
+    log: Path, environ: Mapping[str, str], module: str
 ) -> tuple[BaseProcess, Connection]:
-    """Start a process that obeys commands; see ``integration/bench_engine.py``.
+    """Start a process that obeys commands; see ``integration/commanded_engine.py``.
 
     Args:
         log: File for what it prints.
         environ: Its variables. What libraries read when they are imported they read
             from the variables of the first process.
+        module: Has the function `obey`.
 
     Returns:
         The process, leader of a session of its own, and the pipe to it.
@@ -298,16 +203,18 @@ def _start_process(
         context = multiprocessing.get_context("spawn")
     else:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([MODULE])
+        context.set_forkserver_preload([module])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_obey, args=(theirs, log, dict(environ)))
+    process = context.Process(target=_obey, args=(theirs, log, dict(environ), module))
     with _variables(environ), _output_to(log.parent / IMPORTS_LOG):
         process.start()
     theirs.close()
     return process, ours
 
 
-def _obey(connection: Connection, log: Path, environ: Mapping[str, str]) -> None:
+def _obey(
+    connection: Connection, log: Path, environ: Mapping[str, str], module: str
+) -> None:
     os.setsid()
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
@@ -316,11 +223,11 @@ def _obey(connection: Connection, log: Path, environ: Mapping[str, str]) -> None
     os.environ.update(environ)
     # Known since the imports; engines of a later group have a folder of their own.
     tempfile.tempdir = None
-    bench_engine = import_module(MODULE)
+    engine = import_module(module)
     # An engine that starts collects garbage six times, each 0.6 s on a slow core if it
     # goes through all that the imports left.
     gc.freeze()
-    bench_engine.obey(connection)
+    engine.obey(connection)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from rich.progress import track
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
 from vllm_mtp.lab.demo_plan import resolve_model
-from vllm_mtp.lab.engine_process import EngineSize
+from vllm_mtp.lab.engine_arguments import EngineSize
 from vllm_mtp.lab.eval_backends import Backend, Sampling, ServerBackend, started_engine
 from vllm_mtp.lab.eval_file import EvalFile, PromptRecord
 from vllm_mtp.lab.eval_journal import EvalJournal

@@ -10,12 +10,8 @@ from openai import APIConnectionError, APIError, OpenAI
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    EngineSize,
-)
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
 from vllm_mtp.lab.eval_prompts import EvalPrompt
 from vllm_mtp.request_options import AUTO, FLAT_KEY
 

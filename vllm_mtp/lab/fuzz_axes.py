@@ -10,11 +10,7 @@ from random import Random
 from typing import Any
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
-from vllm_mtp.lab.engine_process import (
-    BLOCK_TOKENS,
-    EngineSize,
-    engine_arguments,
-)
+from vllm_mtp.lab.engine_arguments import BLOCK_TOKENS, EngineSize, engine_arguments
 from vllm_mtp.lab.fuzz_disturbances import is_reset, undisturbed
 
 MAX_MODEL_LEN = 384

@@ -18,11 +18,11 @@ COUNTS = (
     *("drafted", "accepted", "num_steps", "num_preempted"),
     *("num_disturbed", "num_adapted", "num_loaded_tokens"),
 )
-"""What is added up over plays; see ``BenchEngine.play``."""
+"""What is added up over plays; see ``CommandedEngine.play``."""
 
 
 class Engine(Protocol):
-    """Obeys the commands of ``integration/bench_engine.py``."""
+    """Obeys the commands of ``integration/commanded_engine.py``."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and wait for the answer."""
@@ -55,7 +55,7 @@ class _LocalEngine:
     """An engine of this process."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._engine = import_module(MODULE).BenchEngine(dict(arguments))
+        self._engine = import_module(MODULE).CommandedEngine(dict(arguments))
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(self._engine, command)(**arguments)

@@ -1,8 +1,6 @@
 """Checks of what a user chose, each with the one sentence that the user reads. Pure."""
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
@@ -55,22 +53,6 @@ def check_fields(
             refuse(names.get(name, usual), value, allowed)
 
 
-def check_numbers(field: str, values: Sequence[float], limits: Limits) -> None:
-    """Check numbers of a list, each of which may be there once.
-
-    Raises:
-        ConfigError: One of them is beyond its limits or there twice, or there is none.
-    """
-    low, high = limits
-    is_valid = all(low <= value <= high for value in values)
-    if not values or not is_valid or len(set(values)) != len(values):
-        refuse(
-            field,
-            ",".join(f"{value:g}" for value in values),
-            f"numbers from {low:g} to {high:g}, each once, with commas between",
-        )
-
-
 def check_names(field: str, values: Sequence[str], known: Sequence[str]) -> None:
     """Check names of a list, each of which may be there once.
 
@@ -91,13 +73,3 @@ def check_name(field: str, value: str, known: Sequence[str]) -> None:
     """
     if value not in known:
         refuse(field, value, f"one of {', '.join(known)}")
-
-
-def check_output_folder(output: Path) -> None:
-    """Check that results can be written before they are measured.
-
-    Raises:
-        ConfigError: They cannot.
-    """
-    if not (output.is_dir() and os.access(output, os.W_OK)):
-        refuse("output", str(output), "a folder that exists and is writable")

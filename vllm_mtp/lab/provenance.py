@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -80,21 +79,6 @@ def describe_hardware(hardware: dict[str, Any]) -> str:
             for name in dict.fromkeys(gpus)
         )
     return f"{hardware['num_cores']}x {hardware['cpu']}"
-
-
-def hardware_slug(device_name: str) -> str:
-    """A device's name as part of a file name: `nvidia-h200`."""
-    plain = re.sub(r"\(\w+\)", "", device_name.lower())  # (R), (TM)
-    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "unknown"
-
-
-def machine_slug(hardware: dict[str, Any]) -> str:
-    """The machine as part of a file name: its first GPU, or its processor.
-
-    Args:
-        hardware: Of `collect_provenance`.
-    """
-    return hardware_slug((hardware["gpus"] or [hardware["cpu"]])[0])
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -32,12 +32,8 @@ from vllm_mtp.lab.demo_plan import (
     resolve_model,
 )
 from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_process import (
-    START_TIMEOUT_S,
-    EngineGroup,
-    EngineProcess,
-    EngineSize,
-)
+from vllm_mtp.lab.engine_arguments import EngineSize
+from vllm_mtp.lab.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
 from vllm_mtp.lab.provenance import collect_provenance, write_json
 from vllm_mtp.lab.verify_compare import compare_samples, greedy_differences
 from vllm_mtp.lab.verify_options import SAMPLED_SETTINGS, SEATS, VerifyOptions

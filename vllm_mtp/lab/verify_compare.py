@@ -11,7 +11,7 @@ from vllm_mtp.lab.homogeneity import (
 )
 
 Answer = Mapping[str, Any]
-"""``token_ids`` and ``logprobs``, see ``integration/bench_engine.py``."""
+"""``token_ids`` and ``logprobs``, see ``integration/commanded_engine.py``."""
 
 
 class Difference(NamedTuple):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.options import hardware_slug
 from benchmarks.rollback.layouts import (
     BLOCK_SIZE,
     FILL_BYTE,
@@ -43,7 +44,7 @@ from benchmarks.rollback.timing import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import ConfigError
 from vllm_mtp.kernels import dispatch
-from vllm_mtp.lab.provenance import hardware_slug, replacing
+from vllm_mtp.lab.provenance import replacing
 
 CPU = torch.device("cpu")
 H200 = "NVIDIA H200"

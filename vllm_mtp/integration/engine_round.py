@@ -1,4 +1,4 @@
-"""A round of the grid benchmark in one engine: its requests, its clock, its totals."""
+"""A round of requests in one engine: its requests, its clock, its totals."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vllm_mtp.integration.bench_split import Parts
+from vllm_mtp.integration.step_split import Parts
 
 
 @dataclass
@@ -111,8 +111,8 @@ class Round:
         Args:
             engine: Serves the requests.
             add_request: Queues a request in it and returns its name.
-            waves: See `BenchEngine.begin`.
-            concurrency: See `BenchEngine.begin`.
+            waves: See `CommandedEngine.begin`.
+            concurrency: See `CommandedEngine.begin`.
         """
         self.clock = Clock()
         self.parts: Parts | None = None

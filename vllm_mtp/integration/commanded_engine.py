@@ -1,18 +1,17 @@
-"""One engine of the grid benchmark, in a process of its own that is told what to do.
+"""An engine in a process of its own that is told what to do.
 
-``obey`` receives commands through a pipe and answers each; what vLLM prints goes to
-standard error. It returns on ``stop``, and when the other end is closed, so that no
-engine outlives a benchmark that was killed::
+The other end of ``lab/engine_process.py``: eval, verify, doctor and the benchmarks ask
+such engines. ``obey`` receives commands through a pipe and answers each; what vLLM
+prints goes to standard error. It returns on ``stop``, and when the other end is closed,
+so that no engine outlives a command that was killed::
 
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
     {"command": "facts"}                                    again
     {"command": "tokenize", "texts": [...]}
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
-    {"command": "round", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
-     "concurrency": 4}
-    {"command": "begin", "waves": ..., "concurrency": ..., "timed": "parts",
-     "cached": [[ids], ...]}
-    {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
+    {"command": "begin", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
+     "concurrency": 4, "timed": "parts"}
+    {"command": "step", "seconds": 0.08}                    until is_done, then
     {"command": "result"}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
     {"command": "play", "requests": [...], "is_undisturbed": false, "seed": 0}
@@ -32,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm import SamplingParams
@@ -43,27 +42,21 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.sample import rejection_sampler
 
 from vllm_mtp.integration import mends
-from vllm_mtp.integration.bench_round import Round, Totals
-from vllm_mtp.integration.bench_split import timed_host, timed_parts
+from vllm_mtp.integration.engine_round import Round, Totals
 from vllm_mtp.integration.fuzz_engine import async_scheduling_on_cpu, engine_args, play
 from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.step_metrics import StepMetrics
-
-COMMANDS = (
-    "facts",
-    "tokenize",
-    "tokenize_chats",
-    "round",
-    "begin",
-    "step",
-    "result",
-    "generate",
-    "play",
-)
+from vllm_mtp.integration.step_split import timed_parts
 
 
-class BenchEngine:
+class CommandedEngine:
     """An engine and what is counted of it."""
+
+    COMMANDS: ClassVar[tuple[str, ...]] = (
+        *("facts", "tokenize", "tokenize_chats", "generate", "play"),
+        *("begin", "step", "result"),
+    )
+    """Methods that may be asked for."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Start the engine.
@@ -136,23 +129,17 @@ class BenchEngine:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
         timed: str | None = None,
-        cached: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Any]:
         """Take a round's requests; none of them runs yet.
 
         Args:
             waves: requests: ``prompt`` (token ids), ``sampling`` (of
-                ``SamplingParams``, or ``allowed_range``: first and last token id).
+                ``SamplingParams``).
             concurrency: requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
-            timed: ``parts`` of a step, or ``host``, the CPU time of the thread that
-                does it all: also time those, which costs a little.
-            cached: beginnings of prompts, of whole blocks, that are all there will be
-                in the prefix cache; None: it is left as it is.
+            timed: ``parts`` of a step: also time those, which costs a little.
         """
         _share_one_core(self._cores)
-        if cached is not None:
-            self._fill_prefix_cache(cached)
         gc.collect()
         self.totals.clear()
         self._round = Round(self.engine, self.add_request, waves, concurrency)
@@ -160,21 +147,15 @@ class BenchEngine:
             self._round.parts = self._timers.enter_context(
                 timed_parts(self._runner, self._counters())
             )
-        elif timed == "host":
-            core = self.engine.engine_core.engine_core
-            self._round.parts = self._timers.enter_context(timed_host(core))
         return {}
 
-    def step(self, seconds: float = 0.0, core: int | None = None) -> dict[str, Any]:
+    def step(self, seconds: float = 0.0) -> dict[str, Any]:
         """A step after a pause, and more of them as long as these seconds last.
 
         Args:
             seconds: how long to go on after the first step.
-            core: where to run; None: where it is.
         """
         assert self._round is not None, "step before begin"
-        if core is not None:
-            os.sched_setaffinity(0, {core})
         is_done = not self._round.step(after_pause=True)
         end_s = self._round.clock.seconds + seconds
         while not is_done and self._round.clock.seconds < end_s:
@@ -191,24 +172,8 @@ class BenchEngine:
             **asdict(self.totals),
             "texts_sha256": ended.texts_sha256(),
             "decode_split_seconds": ended.parts and ended.parts.seconds,
-            "draft_columns": self._draft_columns(),
             **_memory(),
         }
-
-    def round(
-        self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
-    ) -> dict[str, Any]:
-        """A whole round without a pause.
-
-        Args:
-            waves: see ``begin``.
-            concurrency: see ``begin``.
-        """
-        self.begin(waves, concurrency)
-        assert self._round is not None
-        while self._round.step():
-            pass
-        return self.result()
 
     def generate(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What requests are answered, all at a time.
@@ -264,28 +229,14 @@ class BenchEngine:
         """Queue a request; returns its name."""
         self.num_requests += 1
         name = str(self.num_requests)
-        options = dict(request["sampling"])
-        if allowed := options.pop("allowed_range", None):
-            first, last = allowed
-            options["allowed_token_ids"] = _allowed_token_ids(
-                first, last, self.engine.vllm_config.use_v2_model_runner
-            )
         sampling = SamplingParams(
-            **{"ignore_eos": True} | options,
+            **{"ignore_eos": True} | request["sampling"],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         prompt = TokensPrompt(prompt_token_ids=request["prompt"])
         self.engine.add_request(name, prompt, sampling)
         return name
-
-    def _fill_prefix_cache(self, beginnings: Sequence[Sequence[int]]) -> None:
-        assert self.engine.reset_prefix_cache(), "requests are running"
-        sampling = {"max_tokens": 1, "temperature": 0.0}
-        # The last token of a prompt is computed in any case.
-        prompts = [{"prompt": [*b, b[-1]], "sampling": sampling} for b in beginnings]
-        if prompts:
-            self.generate(prompts)
 
     def _counters(self) -> Iterator[tuple[Any, Sequence[str]]]:
         """What counts steps for our metrics, in the scheduler and in the front end."""
@@ -298,28 +249,10 @@ class BenchEngine:
             if isinstance(each, MTPPlusStatLogger):
                 yield each, ("record",)
 
-    def _draft_columns(self) -> int | None:
-        """Tokens that our MTP layers choose among now; None where nobody says."""
-        try:
-            drafter = getattr(self._runner, "drafter", None)
-        except AttributeError:  # the workers are other processes
-            return None
-        return getattr(drafter, "num_draft_columns", None)
-
     @property
     def _runner(self) -> Any:
         executor = self.engine.engine_core.engine_core.model_executor
         return executor.driver_worker.worker.model_runner
-
-
-def _allowed_token_ids(first: int, last: int, is_v2: bool) -> list[int]:
-    """All ids from first to last, or as many as Model Runner V2 allows to be listed."""
-    token_ids = list(range(first, last + 1))
-    if not is_v2:
-        return token_ids
-    from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS
-
-    return token_ids[:MAX_NUM_ALLOWED_TOKEN_IDS]
 
 
 def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
@@ -328,13 +261,12 @@ def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
 
 
 def _share_one_core(cores: set[int]) -> None:
-    """Run on the core that all engines of a benchmark share, if they compute on one.
+    """Run on the core that all compared engines share, if they compute on one.
 
     A process tends to stay on the core where it is, and the cores of a virtual machine
     have different neighbours: one may be a third slower than the other for a second or
     for minutes, which would be taken for the contender's own speed.
     Only for rounds: who asks for texts alone may have others at work on this machine.
-    In turns an engine is told its cores (``benchmarks/grid/turns.py``).
     """
     if current_platform.is_cpu() and torch.get_num_threads() == 1:
         os.sched_setaffinity(0, {max(cores)})
@@ -346,18 +278,20 @@ def _memory() -> dict[str, int]:
     return {"peak_rss_bytes": 1024 * peak_kib}
 
 
-def _answers(commands: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    engine: BenchEngine | None = None
+def _answers(
+    commands: Iterator[dict[str, Any]], kind: type[CommandedEngine]
+) -> Iterator[dict[str, Any]]:
+    engine: CommandedEngine | None = None
     for arguments in commands:
         command = arguments.pop("command")
         if command == "stop":
             return
         if command == "start":
-            engine = BenchEngine(arguments["engine"])
+            engine = kind(arguments["engine"])
             yield engine.facts()
             continue
         assert engine is not None, f"{command} before start"
-        assert command in COMMANDS, command
+        assert command in kind.COMMANDS, command
         yield getattr(engine, command)(**arguments)
 
 
@@ -367,14 +301,15 @@ def _received(connection: Connection) -> Iterator[dict[str, Any]]:
             yield connection.recv()
 
 
-def obey(connection: Connection) -> None:
+def obey(connection: Connection, kind: type[CommandedEngine] = CommandedEngine) -> None:
     """Obey until told to stop, or until nobody is left who could tell.
 
     Args:
         connection: Commands and answers are dictionaries.
+        kind: Of engine.
     """
     try:
-        for answer in _answers(_received(connection)):
+        for answer in _answers(_received(connection), kind):
             connection.send(answer)
     except Exception as error:
         traceback.print_exc()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vllm_mtp.lab.engine_process import EngineSize, engine_arguments
+from vllm_mtp.lab.engine_arguments import EngineSize, engine_arguments
 
 
 def arguments(on_gpu: bool) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Where the time of a step goes: methods wrapped with timers, for a while.
 
-`timed_parts` is for the warm-ups of the grid benchmark only: the ratios are measured
-without it. Model Runner V1 of the engine's own process; with the other runner there is
-no split. `timed_host` is for `python -m benchmarks host`, with any runner.
+Model Runner V1 of the engine's own process; with the other runner there is no split.
 """
 
 import time
@@ -15,8 +13,6 @@ from typing import Any
 import torch
 
 VERIFY, DRAFT, METRICS = "verify", "draft", "metrics"
-SCHEDULE, UPDATE, WORKER = "schedule", "update", "worker"
-HOST_PARTS = (SCHEDULE, UPDATE, WORKER)
 
 
 @dataclass
@@ -47,7 +43,7 @@ def timed_parts(
         yield None
         return
     parts = Parts()
-    with _wrapping(partial(_timed, parts=parts)) as wrap:
+    with wrapping(partial(_timed, parts=parts)) as wrap:
         # The target's pass, its head, and (rejection) sampling.
         wrap(runner, "_model_forward", VERIFY)
         wrap(runner.model, "compute_logits", VERIFY)
@@ -62,28 +58,15 @@ def timed_parts(
 
 
 @contextmanager
-def timed_host(core: Any) -> Iterator[Parts]:
-    """Sum the CPU time of the thread that schedules, learns and feeds the device.
+def wrapping(timed: Callable[..., Any]) -> Iterator[Callable[[Any, str, str], None]]:
+    """Wraps methods of instances, and takes the wrappers off in the end.
 
     Args:
-        core: vLLM's ``EngineCore``, its worker in the same process. On a CPU the
-            worker's part is the model's arithmetic.
+        timed: Makes a wrapper from a method and the ``part`` that it belongs to.
 
     Yields:
-        Seconds by `HOST_PARTS`. Nothing waits for a device.
+        Wraps a method, by its owner, its name and its part.
     """
-    parts = Parts(dict.fromkeys(HOST_PARTS, 0.0))
-    with _wrapping(partial(_timed_on_the_cpu, parts=parts)) as wrap:
-        wrap(core.scheduler, "schedule", SCHEDULE)
-        wrap(core.scheduler, "update_from_output", UPDATE)
-        wrap(core.model_executor, "execute_model", WORKER)
-        wrap(core.model_executor, "sample_tokens", WORKER)
-        yield parts
-
-
-@contextmanager
-def _wrapping(timed: Callable[..., Any]) -> Iterator[Callable[[Any, str, str], None]]:
-    """Wraps methods of instances, and takes the wrappers off in the end."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
 
     def wrap(owner: Any, name: str, part: str) -> None:
@@ -100,20 +83,6 @@ def _wrapping(timed: Callable[..., Any]) -> Iterator[Callable[[Any, str, str], N
                 del own[name]
             else:
                 own[name] = before
-
-
-def _timed_on_the_cpu(
-    method: Callable[..., Any], parts: Parts, part: str
-) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.thread_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            if parts.is_counting:
-                parts.seconds[part] += time.thread_time() - start
-
-    return timed
 
 
 def _timed(method: Callable[..., Any], parts: Parts, part: str) -> Callable[..., Any]:

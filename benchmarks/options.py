@@ -1,0 +1,55 @@
+"""What the options and results of several benchmarks have in common."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_mtp.lab.option_checks import Limits, refuse
+
+DTYPES = ("float32", "bfloat16", "float16")
+AGAIN = "none again"
+"""A second engine without speculation: two that do the same differ by 1 to 3 % for as
+long as they live, by where their memory happens to lie. Less says nothing."""
+
+
+def check_numbers(field: str, values: Sequence[float], limits: Limits) -> None:
+    """Check numbers of a list, each of which may be there once.
+
+    Raises:
+        ConfigError: One of them is beyond its limits or there twice, or there is none.
+    """
+    low, high = limits
+    is_valid = all(low <= value <= high for value in values)
+    if not values or not is_valid or len(set(values)) != len(values):
+        refuse(
+            field,
+            ",".join(f"{value:g}" for value in values),
+            f"numbers from {low:g} to {high:g}, each once, with commas between",
+        )
+
+
+def check_output_folder(output: Path) -> None:
+    """Check that results can be written before they are measured.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if not (output.is_dir() and os.access(output, os.W_OK)):
+        refuse("output", str(output), "a folder that exists and is writable")
+
+
+def hardware_slug(device_name: str) -> str:
+    """A device's name as part of a file name: `nvidia-h200`."""
+    plain = re.sub(r"\(\w+\)", "", device_name.lower())  # (R), (TM)
+    return re.sub(r"[^a-z0-9.]+", "-", plain).strip("-.") or "unknown"
+
+
+def machine_slug(hardware: dict[str, Any]) -> str:
+    """The machine as part of a file name: its first GPU, or its processor.
+
+    Args:
+        hardware: Of `collect_provenance`.
+    """
+    return hardware_slug((hardware["gpus"] or [hardware["cpu"]])[0])
