@@ -102,7 +102,7 @@ def steps(
     ] = Path(),
 ) -> None:
     """Compare the step time of whole servers, side by side."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         from rich.console import Console
@@ -224,7 +224,7 @@ def grid(
     combinations of workload, concurrency, temperature and context. Ctrl-C stops
     everything; the same command then continues where it was.
     """
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=GRID_INTERRUPTED):
         from rich.console import Console
@@ -232,7 +232,7 @@ def grid(
         from benchmarks.grid.bench import report_only as report
         from benchmarks.grid.bench import run_grid_bench
         from benchmarks.grid.options import GridOptions
-        from vllm_mtp.lab.option_checks import parse_list
+        from vllm_mtp.tools.option_checks import parse_list
 
         if report_only is not None:
             report(report_only, Console())

@@ -28,6 +28,6 @@ def report(
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         # matplotlib takes a second to import.
         from benchmarks.report import KINDS
-        from vllm_mtp.lab.report import run_report
+        from vllm_mtp.tools.report import run_report
 
         typer.echo(f"Written: {run_report(results or [], output, KINDS)}")

@@ -29,7 +29,7 @@ def crossing(
     ] = Path(),
 ) -> None:
     """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -62,13 +62,13 @@ def off(
     ),
 ) -> None:
     """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from benchmarks.off import OffOptions, run_off_bench
-        from vllm_mtp.lab.option_checks import parse_list
+        from vllm_mtp.tools.option_checks import parse_list
 
         options = OffOptions(
             model=model,
@@ -98,13 +98,13 @@ def host(
     ),
 ) -> None:
     """Measure the CPU time by which scheduling may keep a fast GPU waiting."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from benchmarks.host import HostOptions, run_host_bench
-        from vllm_mtp.lab.option_checks import parse_list
+        from vllm_mtp.tools.option_checks import parse_list
 
         options = HostOptions(
             model=model,
@@ -163,13 +163,13 @@ def drafting(
     ] = Path(),
 ) -> None:
     """Compare drafts: whole and small vocabulary, greedy and drawn, all at one K."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from benchmarks.drafting import DraftingOptions, run_drafting_bench
-        from vllm_mtp.lab.option_checks import parse_list
+        from vllm_mtp.tools.option_checks import parse_list
 
         options = DraftingOptions(
             model=model,
@@ -212,7 +212,7 @@ def vocabulary(
 
     Acceptance length on Python, then on prose that nobody has announced.
     """
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console

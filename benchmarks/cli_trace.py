@@ -91,14 +91,14 @@ def record(
     dtype: Annotated[str, typer.Option(help="Of the engine.")] = "float32",
 ) -> None:
     """Serve a load with one engine and write down every step."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=RECORDING_STAYS):
         from rich.console import Console
 
         from benchmarks.control.trace_record import RecordOptions, record_trace
         from benchmarks.grid.options import GridOptions
-        from vllm_mtp.lab.option_checks import parse_list
+        from vllm_mtp.tools.option_checks import parse_list
 
         load = GridOptions(
             workloads=parse_list("workload", workload, str),

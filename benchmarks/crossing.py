@@ -30,11 +30,11 @@ from benchmarks.options import check_output_folder, machine_slug
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.lab.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.lab.demo_servers import exit_on_signals, log_folder
-from vllm_mtp.lab.engine_arguments import EngineSize
-from vllm_mtp.lab.option_checks import check_fields
-from vllm_mtp.lab.provenance import collect_provenance, write_json
+from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
+from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
+from vllm_mtp.tools.engine_arguments import EngineSize
+from vllm_mtp.tools.option_checks import check_fields
+from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 CONCURRENCY = 8
 MAX_LIMIT = 100

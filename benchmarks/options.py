@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_mtp.lab.option_checks import Limits, refuse
+from vllm_mtp.tools.option_checks import Limits, refuse
 
 DTYPES = ("float32", "bfloat16", "float16")
 AGAIN = "none again"

@@ -21,12 +21,12 @@ from benchmarks.rollback.report import draw_rollback
 from benchmarks.rollback.report import print_report as print_rollback
 from benchmarks.steps import draw_steps, print_steps
 from vllm_mtp.config import AUTO, METHOD
-from vllm_mtp.lab import report_kinds
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.report_kinds import Kind, alone
-from vllm_mtp.lab.report_page import Body, Picture, Tone
-from vllm_mtp.lab.report_plots import draw_spreads
-from vllm_mtp.lab.report_tables import printed
+from vllm_mtp.tools import report_kinds
+from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.report_kinds import Kind, alone
+from vllm_mtp.tools.report_page import Body, Picture, Tone
+from vllm_mtp.tools.report_plots import draw_spreads
+from vllm_mtp.tools.report_tables import printed
 
 Result = Mapping[str, Any]
 Show = Callable[[Result, Console], None]

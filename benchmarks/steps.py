@@ -34,8 +34,8 @@ from rich.table import Table
 from benchmarks.options import machine_slug
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
-from vllm_mtp.lab.demo_client import DemoClient, SpecCounters, parse_counters
-from vllm_mtp.lab.demo_plan import (
+from vllm_mtp.tools.demo_client import DemoClient, SpecCounters, parse_counters
+from vllm_mtp.tools.demo_plan import (
     NO_SPECULATION,
     ServerSettings,
     max_model_len_tokens,
@@ -44,7 +44,7 @@ from vllm_mtp.lab.demo_plan import (
     serve_command,
     serve_environ,
 )
-from vllm_mtp.lab.demo_servers import (
+from vllm_mtp.tools.demo_servers import (
     Server,
     ServerGroup,
     exit_on_signals,
@@ -52,8 +52,8 @@ from vllm_mtp.lab.demo_servers import (
     http_get,
     log_folder,
 )
-from vllm_mtp.lab.demo_table import Progress
-from vllm_mtp.lab.provenance import (
+from vllm_mtp.tools.demo_table import Progress
+from vllm_mtp.tools.provenance import (
     collect_provenance,
     describe_hardware,
     gpu_names,

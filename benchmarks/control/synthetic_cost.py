@@ -1,6 +1,6 @@
 """What a decode step costs on machines we have: measured times over rows.
 
-Like `RooflineCost` (``vllm_mtp/lab/plan_cost.py``), which is for machines we do not
+Like `RooflineCost` (``vllm_mtp/tools/plan_cost.py``), which is for machines we do not
 have, a curve answers three questions, without noise: the seconds of verifying some
 rows, of drafting some steps deep, and of the catch-up pass after a pause.
 """

@@ -6,7 +6,7 @@ from benchmarks.control.synthetic import World
 from benchmarks.control.synthetic_acceptance import AcceptanceLaw, decaying, geometric
 from benchmarks.control.synthetic_cost import CPU_CORE_TABLE, CPU_TABLE, TableCost
 from benchmarks.control.trace_world import CostCurve
-from vllm_mtp.lab.plan_cost import (
+from vllm_mtp.tools.plan_cost import (
     B200,
     DENSE_7B,
     DENSE_70B,

@@ -21,7 +21,7 @@ from benchmarks.control.trace_replay import Replay, make_named_controller, repla
 from benchmarks.control.trace_report import print_report, write_plots
 from benchmarks.control.trace_world import ReplayWorld
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, ConfigError
-from vllm_mtp.lab.provenance import collect_provenance, write_json
+from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 CHANGE_STEPS = 200
 """Steps after a change in which a controller may be further from the best."""

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from vllm_mtp.lab.provenance import replacing
+from vllm_mtp.tools.provenance import replacing
 
 DPI = 130
 MAX_DEPTH_PANELS = 3

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.grid.options import GridOptions
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.option_checks import refuse
+from vllm_mtp.tools.option_checks import refuse
 
 PROMPT_TOKENS = 65
 """Of every request, after the context that all share."""

@@ -7,8 +7,8 @@ from benchmarks.grid.cells import Prompts, make_prompts
 from benchmarks.grid.options import GridOptions
 from benchmarks.grid.prose import PROSE
 from benchmarks.grid.turns import TURN_S, take_turns, turn_cores
-from vllm_mtp.lab.demo_plan import BUNDLED_MODEL, read_prompts
-from vllm_mtp.lab.engine_process import EngineGroup, EngineProcess
+from vllm_mtp.tools.demo_plan import BUNDLED_MODEL, read_prompts
+from vllm_mtp.tools.engine_process import EngineGroup, EngineProcess
 
 Timed = Literal["parts", "host"]
 """Parts of a step, or the CPU time of the thread that does it all: what an engine can

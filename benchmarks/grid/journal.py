@@ -29,7 +29,7 @@ MAY_DIFFER = frozenset(
 leave the engines as they are."""
 
 
-NOT_MEASURED = frozenset({"cli", "lab", "tuning"})
+NOT_MEASURED = frozenset({"cli", "tools", "tuning"})
 MEASURING_FILES = tuple(
     Path(__file__).with_name(f"{name}.py")
     for name in ("bench", "cells", "engines", "prose", "race", "repeats")

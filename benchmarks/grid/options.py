@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.options import AGAIN, DTYPES, check_numbers, check_output_folder
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.lab.demo_plan import NO_SPECULATION
-from vllm_mtp.lab.option_checks import check_fields, check_name, check_names
+from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, check_name, check_names
 
 WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from benchmarks.grid.options import PLUS
 from benchmarks.grid.race import draft_length, is_static
 from benchmarks.grid.summary import over_none
-from vllm_mtp.lab.provenance import describe_hardware
+from vllm_mtp.tools.provenance import describe_hardware
 
 PARTS = ("verify", "draft", "rest")
 

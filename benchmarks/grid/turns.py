@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_mtp.lab.provenance import gpu_names
+from vllm_mtp.tools.provenance import gpu_names
 
 TURN_S = 0.08
 """How long an engine works after the first step of its turn, which is not timed

@@ -54,7 +54,7 @@ from benchmarks.rollback.timing import measure_copy
 from benchmarks.spread import Spread
 from vllm_mtp.kernels import dispatch
 from vllm_mtp.kernels.dispatch import Backend
-from vllm_mtp.lab.provenance import collect_provenance, write_json
+from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 

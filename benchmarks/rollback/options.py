@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.options import check_output_folder
 from vllm_mtp.config import MAX_DRAFT_LENGTH
-from vllm_mtp.lab.option_checks import check_fields, check_name, refuse
+from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
 
 DEVICES = ("auto", "cpu", "cuda")
 MAX_BATCH = 4096

@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from vllm_mtp.lab.provenance import replacing
+from vllm_mtp.tools.provenance import replacing
 
 STYLES = {"native": "-", "triton": "-.", "reference": ":", "torch_indexing": "--"}
 TITLES = {"vllm_chain": "vLLM's chain", "torch_indexing": "torch indexing"}

@@ -7,10 +7,10 @@ import pytest
 
 from tests.support.fuzzing import learn, prepare, sort_out_ties
 from tests.support.planted_faults import FAULTS, Fault
-from vllm_mtp.lab.fuzz import Prepared, find_differences
-from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
-from vllm_mtp.lab.fuzz_requests import kinds_of
-from vllm_mtp.lab.fuzz_run import shares
+from vllm_mtp.tools.fuzz import Prepared, find_differences
+from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
+from vllm_mtp.tools.fuzz_requests import kinds_of
+from vllm_mtp.tools.fuzz_run import shares
 
 AXES = [
     *("async", "chunks", "small cache", "async small cache", "auto"),

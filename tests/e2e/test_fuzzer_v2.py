@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vllm_mtp.lab.fuzz_axes import AXES as ALL_AXES
-from vllm_mtp.lab.fuzz_requests import KINDS, SESSION
-from vllm_mtp.lab.fuzz_run import FuzzOptions, run_fuzzer
+from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
+from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
+from vllm_mtp.tools.fuzz_run import FuzzOptions, run_fuzzer
 
 ROOT = Path(__file__).parents[2]
 AXES = ("async", "small cache")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vllm_mtp.lab.http_fuzz import HttpFuzzOptions, run_http_fuzz
-from vllm_mtp.lab.soak import SoakOptions, run_soak
+from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, run_http_fuzz
+from vllm_mtp.tools.soak import SoakOptions, run_soak
 
 
 def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> None:

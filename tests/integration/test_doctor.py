@@ -16,7 +16,7 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.cli.main import app
 from vllm_mtp.integration import compat
-from vllm_mtp.lab import doctor_probe
+from vllm_mtp.tools import doctor_probe
 
 MLP = "model.mtp_layers.0.mlp.down_proj.weight"
 Tensors = dict[str, torch.Tensor]
@@ -119,7 +119,7 @@ def test_an_unknown_family_is_a_note(
 
     write_checkpoint(tmp_path, "mimo")
     monkeypatch.setattr(checkpoint, "_WEIGHT_PATTERNS", {})
-    monkeypatch.setattr("vllm_mtp.lab.doctor.TRIED_FAMILIES", frozenset())
+    monkeypatch.setattr("vllm_mtp.tools.doctor.TRIED_FAMILIES", frozenset())
     code, report = doctor(str(tmp_path))
     assert code == 0
     notes = [each["text"] for each in report["findings"] if each["level"] == "note"]

@@ -4,11 +4,11 @@ from dataclasses import fields
 
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from tests.unit.lab.fuzz_samples import corpus
+from tests.unit.tools.fuzz_samples import corpus
 from vllm_mtp.integration.fuzz_engine import sampling_params
-from vllm_mtp.lab.fuzz_grammars import KINDS, OPTIONS
-from vllm_mtp.lab.fuzz_options import FIELDS, NOT_SET
-from vllm_mtp.lab.fuzz_requests import WRONG, make_plays
+from vllm_mtp.tools.fuzz_grammars import KINDS, OPTIONS
+from vllm_mtp.tools.fuzz_options import FIELDS, NOT_SET
+from vllm_mtp.tools.fuzz_requests import WRONG, make_plays
 
 
 def test_each_field_is_drawn_or_left_alone_for_a_reason() -> None:

@@ -18,8 +18,8 @@ import pytest
 from matplotlib.image import imread
 
 from benchmarks.report import KINDS
-from tests.unit.lab.report_samples import COMMITTED, evaluation, write_sample
-from vllm_mtp.lab.report import run_report
+from tests.unit.tools.report_samples import COMMITTED, evaluation, write_sample
+from vllm_mtp.tools.report import run_report
 
 CHROMIUM = shutil.which("chromium")
 OPTIONS = [

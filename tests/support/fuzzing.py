@@ -1,15 +1,15 @@
 """The fuzzer in a test's own process, where faults can be planted."""
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.lab.fuzz import (
+from vllm_mtp.tools.fuzz import (
     Findings,
     Play,
     Prepared,
     Setting,
     prepared,
 )
-from vllm_mtp.lab.fuzz_axes import AXES, on_axis
-from vllm_mtp.lab.fuzz_ties import sort_out_ties as _sort_out_ties
+from vllm_mtp.tools.fuzz_axes import AXES, on_axis
+from vllm_mtp.tools.fuzz_ties import sort_out_ties as _sort_out_ties
 
 
 def prepare(num_requests: int, seed: int) -> Prepared:

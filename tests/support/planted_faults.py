@@ -235,7 +235,7 @@ class Fault(NamedTuple):
 
     Attributes:
         plant: Plants it for a while.
-        kinds: Of requests, see ``lab/fuzz_requests.py``; plays without any of them
+        kinds: Of requests, see ``tools/fuzz_requests.py``; plays without any of them
             cannot show it and are left out.
         axis: Engine of the fuzzer.
     """

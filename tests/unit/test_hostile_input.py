@@ -16,9 +16,9 @@ from vllm_mtp.cli.arguments import parse_object
 from vllm_mtp.cli.main import app
 from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
-from vllm_mtp.lab.demo_plan import read_prompt_file
-from vllm_mtp.lab.report_source import read_sources
 from vllm_mtp.request_options import pinned_draft_length
+from vllm_mtp.tools.demo_plan import read_prompt_file
+from vllm_mtp.tools.report_source import read_sources
 
 quickly = settings(
     max_examples=60,

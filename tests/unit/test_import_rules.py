@@ -30,7 +30,7 @@ LAYERS = (
         "request_options",
     },
     {"integration"},
-    {"lab", "tuning"},
+    {"tools", "tuning"},
     {"cli"},
 )
 """From the bottom up: a module imports its own part or a layer below."""
@@ -49,7 +49,7 @@ FORBIDDEN_THIRD_PARTY = {
     "kernels": {"vllm", *EXTRAS},
     "metrics": {"vllm", "torch", *EXTRAS},
     "integration": EXTRAS,
-    "lab": {"vllm"},
+    "tools": {"vllm"},
     "tuning": {"vllm"},
     "cli": {"vllm", "torch"},
 }
@@ -147,16 +147,16 @@ def test_every_part_of_the_package_has_a_layer() -> None:
         ("vllm_mtp.control.x", "from vllm_mtp.integration import compat"),
         ("vllm_mtp.control.x", "from vllm_mtp import kernels"),
         ("vllm_mtp.records", "from vllm_mtp.config import METHOD"),
-        ("vllm_mtp.lab.x", "from vllm_mtp.tuning import model"),
+        ("vllm_mtp.tools.x", "from vllm_mtp.tuning import model"),
         ("vllm_mtp.integration.x", "def f():\n    import scipy.stats"),
-        ("vllm_mtp.integration.x", "from vllm_mtp.lab import eval"),
+        ("vllm_mtp.integration.x", "from vllm_mtp.tools import eval"),
         ("vllm_mtp.metrics.x", "from rich.table import Table"),
         (
             "vllm_mtp.integration.proposer_v1",
             "from vllm_mtp.integration.speculator_v2 import MTPPlusSpeculator",
         ),
         ("vllm_mtp.cli.x", "import vllm.config"),
-        ("vllm_mtp.lab.x", "def f():\n    from benchmarks.grid import cells"),
+        ("vllm_mtp.tools.x", "def f():\n    from benchmarks.grid import cells"),
         ("vllm_mtp.cli.x", "import benchmarks"),
         ("vllm_mtp.integration.x", "from tests.support import engines"),
     ],

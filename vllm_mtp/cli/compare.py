@@ -1,4 +1,4 @@
-"""``vllm-mtp compare``: see compare.py in lab/."""
+"""``vllm-mtp compare``: see compare.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,9 +37,9 @@ def compare(
     with errors_to_exit_codes(interrupted="interrupted"):
         from rich.console import Console
 
-        from vllm_mtp.lab.compare import CompareOptions
-        from vllm_mtp.lab.compare_report import run_compare
-        from vllm_mtp.lab.option_checks import refuse
+        from vllm_mtp.tools.compare import CompareOptions
+        from vllm_mtp.tools.compare_report import run_compare
+        from vllm_mtp.tools.option_checks import refuse
 
         outputs = {"markdown": markdown, "junit": junit, "json": output}
         for option, path in outputs.items():

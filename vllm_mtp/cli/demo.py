@@ -1,4 +1,4 @@
-"""`vllm-mtp demo`: see lab/demo.py."""
+"""`vllm-mtp demo`: see tools/demo.py."""
 
 import shlex
 from pathlib import Path
@@ -11,7 +11,7 @@ from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
 
 if TYPE_CHECKING:
-    from vllm_mtp.lab.demo_plan import DemoOptions
+    from vllm_mtp.tools.demo_plan import DemoOptions
 
 INTERRUPTED = "interrupted; the servers are stopped"
 
@@ -51,8 +51,8 @@ def demo(
 ) -> None:
     """Show mtp_plus, vLLM's own mtp and no speculation side by side."""
     # Here, so that other subcommands do not wait for the clients to be imported.
-    from vllm_mtp.lab.demo_plan import DemoOptions
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_plan import DemoOptions
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         options = DemoOptions(
@@ -79,7 +79,7 @@ def _split(serve_args: str) -> tuple[str, ...]:
 def _run(options: "DemoOptions", json: Path | None) -> None:
     from rich.console import Console
 
-    from vllm_mtp.lab.demo import is_exact, run_demo
+    from vllm_mtp.tools.demo import is_exact, run_demo
 
     result = run_demo(options, json, Console())
     if result.differences and is_exact(options):

@@ -1,4 +1,4 @@
-"""``vllm-mtp doctor``: see doctor.py in lab/."""
+"""``vllm-mtp doctor``: see doctor.py in tools/."""
 
 import json
 import os
@@ -38,12 +38,12 @@ def doctor(
     # What vLLM says on the way is not the report.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted="interrupted"):
         from rich.console import Console
 
-        from vllm_mtp.lab.doctor import ProbeOptions, run_doctor
+        from vllm_mtp.tools.doctor import ProbeOptions, run_doctor
 
         probing = ProbeOptions(dtype, concurrency) if probe else None
         report = run_doctor(model, probing, None if as_json else Console())

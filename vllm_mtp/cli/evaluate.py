@@ -1,4 +1,4 @@
-"""``vllm-mtp eval``: see eval.py in lab/."""
+"""``vllm-mtp eval``: see eval.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -50,12 +50,12 @@ def evaluate(
     ] = '{"method": "mtp_plus", "draft_vocab": "full"}',
 ) -> None:
     """Measure acceptance prompt by prompt, to be compared by `vllm-mtp compare`."""
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         from rich.console import Console
 
-        from vllm_mtp.lab.eval import EvalOptions, run_eval
+        from vllm_mtp.tools.eval import EvalOptions, run_eval
 
         options = EvalOptions(
             output=output,

@@ -1,4 +1,4 @@
-"""``vllm-mtp plan``: see plan.py in lab/."""
+"""``vllm-mtp plan``: see plan.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,15 +52,15 @@ def plan(
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         from rich.console import Console
 
-        from vllm_mtp.lab.option_checks import parse_list, refuse
-        from vllm_mtp.lab.plan import PlanOptions
-        from vllm_mtp.lab.plan_inputs import (
+        from vllm_mtp.tools.option_checks import parse_list, refuse
+        from vllm_mtp.tools.plan import PlanOptions
+        from vllm_mtp.tools.plan_inputs import (
             read_acceptance,
             read_hardware,
             read_model,
             read_probe,
         )
-        from vllm_mtp.lab.plan_report import run_plan
+        from vllm_mtp.tools.plan_report import run_plan
 
         if output is not None and not output.parent.is_dir():
             refuse("output", str(output), "a file in a folder that exists")

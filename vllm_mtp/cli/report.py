@@ -1,4 +1,4 @@
-"""``vllm-mtp report``: see report.py in lab/."""
+"""``vllm-mtp report``: see report.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,6 @@ def report(
     """
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         # matplotlib takes a second to import.
-        from vllm_mtp.lab.report import run_report
+        from vllm_mtp.tools.report import run_report
 
         typer.echo(f"Written: {run_report(results or [], output)}")

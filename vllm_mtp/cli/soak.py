@@ -1,4 +1,4 @@
-"""``vllm-mtp soak``: see soak.py in lab/."""
+"""``vllm-mtp soak``: see soak.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -34,12 +34,12 @@ def soak(
     Exit code 0: it holds nothing, has not grown, and its counters agree. 1: it does
     not, or it died. 2: wrong input.
     """
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
-        from vllm_mtp.lab.soak import SoakOptions, run_soak
+        from vllm_mtp.tools.soak import SoakOptions, run_soak
 
         options = SoakOptions(
             model=model,

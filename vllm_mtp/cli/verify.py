@@ -1,4 +1,4 @@
-"""``vllm-mtp verify``: see verify.py in lab/."""
+"""``vllm-mtp verify``: see verify.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -92,13 +92,13 @@ def verify(
 
     Exit code 0: shown. 1: not shown, or an engine failed. 2: wrong input.
     """
-    from vllm_mtp.lab.demo_servers import ServerError
+    from vllm_mtp.tools.demo_servers import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         if requests is not None or request is not None:
-            from vllm_mtp.lab.fuzz_run import FuzzOptions, run_fuzzer
+            from vllm_mtp.tools.fuzz_run import FuzzOptions, run_fuzzer
 
             fuzzed = run_fuzzer(
                 FuzzOptions(
@@ -118,11 +118,11 @@ def verify(
             )
             raise typer.Exit(FAILED_EXIT_CODE if fuzzed["num_failures"] else 0)
 
-        from vllm_mtp.lab.verify import run_verification
-        from vllm_mtp.lab.verify_options import VerifyOptions
+        from vllm_mtp.tools.verify import run_verification
+        from vllm_mtp.tools.verify_options import VerifyOptions
 
         if http_requests is not None:
-            from vllm_mtp.lab.http_fuzz import HttpFuzzOptions, run_http_fuzz
+            from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, run_http_fuzz
 
             found = run_http_fuzz(
                 HttpFuzzOptions(

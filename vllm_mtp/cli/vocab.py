@@ -1,4 +1,4 @@
-"""``vllm-mtp vocab``: see vocab_build.py in lab/."""
+"""``vllm-mtp vocab``: see vocab_build.py in tools/."""
 
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +55,7 @@ def build(
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         from rich.console import Console
 
-        from vllm_mtp.lab.vocab_build import VocabOptions, build_vocabulary
+        from vllm_mtp.tools.vocab_build import VocabOptions, build_vocabulary
 
         options = VocabOptions(
             output=output,

@@ -1,7 +1,7 @@
 """An engine in a process of its own that is told what to do.
 
-The other end of ``lab/engine_process.py``: eval, verify, doctor and the benchmarks ask
-such engines. ``obey`` receives commands through a pipe and answers each; what vLLM
+The other end of ``tools/engine_process.py``: eval, verify, doctor and the benchmarks
+ask such engines. ``obey`` receives commands through a pipe and answers each; what vLLM
 prints goes to standard error. It returns on ``stop``, and when the other end is closed,
 so that no engine outlives a command that was killed::
 

@@ -15,7 +15,7 @@ class Answer:
         """Nothing has come yet.
 
         Args:
-            request: See ``lab/fuzz_requests.py``.
+            request: See ``tools/fuzz_requests.py``.
         """
         self.is_open = True
         self.is_closing = False

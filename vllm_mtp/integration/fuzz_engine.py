@@ -1,6 +1,6 @@
 """Plays requests of the fuzzer in an engine, step by step.
 
-What happens at which step is written in the requests (see ``lab/fuzz_requests.py``):
+What happens at which step is written in the requests (see ``tools/fuzz_requests.py``):
 they arrive, sessions get their next chunk, some are aborted, some bring a disturbance
 of the whole engine with them. So the same requests make
 the same play, as far as the engine's own choices allow.
@@ -79,7 +79,7 @@ def play(
 
     Args:
         engine: In this process, without requests.
-        requests: See ``lab/fuzz_requests.py``; names are unique.
+        requests: See ``tools/fuzz_requests.py``; names are unique.
         is_undisturbed: See above.
         seed: Of the random draft lengths, where they are random.
 

@@ -20,7 +20,7 @@ from benchmarks.grid.cells import (
 )
 from benchmarks.grid.options import WORKLOADS, GridOptions
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.lab.option_checks import parse_list
+from vllm_mtp.tools.option_checks import parse_list
 
 VOCAB_SIZE = 100
 

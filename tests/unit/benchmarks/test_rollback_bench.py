@@ -44,7 +44,7 @@ from benchmarks.rollback.timing import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import ConfigError
 from vllm_mtp.kernels import dispatch
-from vllm_mtp.lab.provenance import replacing
+from vllm_mtp.tools.provenance import replacing
 
 CPU = torch.device("cpu")
 H200 = "NVIDIA H200"

@@ -13,7 +13,7 @@ from benchmarks.steps import (
     summarise,
 )
 from vllm_mtp.config import ConfigError
-from vllm_mtp.lab.demo_client import SpecCounters
+from vllm_mtp.tools.demo_client import SpecCounters
 
 MTP = Contender("mtp", {"method": "mtp"})
 OURS = Contender("ours", {"method": "mtp_plus"})

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.control.synthetic_cost import CPU_TABLE
 from benchmarks.control.synthetic_worlds import COSTS
-from vllm_mtp.lab.plan_cost import B200, DENSE_7B, H100, MOE_671B, RooflineCost
+from vllm_mtp.tools.plan_cost import B200, DENSE_7B, H100, MOE_671B, RooflineCost
 
 H100_7B = RooflineCost(H100, DENSE_7B)
 MOE = RooflineCost(B200, MOE_671B, num_gpus=16)

@@ -1,0 +1,264 @@
+"""A result of every kind: from docs/results, or made by the code that writes it."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.drafting import DraftingOptions, summarise_drafting
+from benchmarks.grid.journal import Journal
+from benchmarks.grid.summary import summarise as summarise_grid
+from benchmarks.host import HostOptions, summarise_host
+from tests.unit.benchmarks.grid_records import tiny_options, write_journal
+from tests.unit.benchmarks.host_rounds import host_round
+from vllm_mtp.config import METHOD
+from vllm_mtp.tools.compare import CompareOptions, compare
+from vllm_mtp.tools.demo import DemoResult, result_as_json
+from vllm_mtp.tools.demo_client import SpecCounters
+from vllm_mtp.tools.demo_measure import Difference, Measurement
+from vllm_mtp.tools.demo_plan import DemoOptions
+from vllm_mtp.tools.doctor_probe import LENGTHS, conclude
+from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
+from vllm_mtp.tools.plan import PlanOptions, make_plan
+from vllm_mtp.tools.plan_cost import H200, MOE_671B
+from vllm_mtp.tools.plan_report import as_json
+from vllm_mtp.tools.provenance import collect_provenance
+from vllm_mtp.tools.verify import ITSELF
+from vllm_mtp.tools.verify import summarise as summarise_verify
+from vllm_mtp.tools.verify_options import HOSTILE, SAMPLED_SETTINGS, VerifyOptions
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+XEON = "intel-xeon-processor-2.10ghz.json"
+COMMITTED = {
+    "rollback": RESULTS / "rollback" / f"rollback-{XEON}",
+    "steps": RESULTS / "rollback" / f"steps-{XEON}",
+    "crossing": RESULTS / "control" / f"crossing-{XEON}",
+    "off": RESULTS / "control" / f"off-{XEON}",
+    "replay": RESULTS / "control" / "replay.json",
+    "verify requests": RESULTS / "fuzz" / "v1.json",
+    "verify HTTP": RESULTS / "fuzz" / "http.json",
+    "soak": RESULTS / "fuzz" / "soak.json",
+}
+"""Results of this repository, by name: a new one beside them changes no test."""
+PROVENANCE = collect_provenance(["vllm-mtp", "sample"])
+CATEGORIES = ("code", "math", "chat", "translation")
+DRAFTS_PER_PROMPT = 90
+
+
+def evaluation(
+    seed: int = 0,
+    acceptance: tuple[float, ...] = (0.87, 0.79, 0.72),
+    categories: tuple[str, ...] = CATEGORIES,
+    **change: Any,
+) -> EvalFile:
+    """Drafts of 48 prompts, some categories easier than others."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for number in range(48):
+        ease = 1 - 0.06 * (number % len(categories))
+        tested, accepted, reached = [], [], DRAFTS_PER_PROMPT
+        for probability in acceptance:
+            tested.append(reached)
+            reached = int(rng.binomial(reached, probability * ease))
+            accepted.append(reached)
+        records.append(
+            PromptRecord(
+                id=f"p{number}",
+                category=categories[number % len(categories)],
+                num_tokens=DRAFTS_PER_PROMPT + sum(accepted),
+                num_drafts=DRAFTS_PER_PROMPT,
+                num_draft_tokens=len(acceptance) * DRAFTS_PER_PROMPT,
+                tested=tuple(tested),
+                accepted=tuple(accepted),
+                seconds=1.0,
+            )
+        )
+    fields: dict[str, Any] = {
+        "model": "mimo-python",
+        "prompts_sha256": "s",
+        "draft_length": len(acceptance),
+        "temperature": 0.0,
+        "max_tokens": 256,
+        "seconds": 60.0,
+        "provenance": PROVENANCE,
+    }
+    return EvalFile(records=tuple(records), **(fields | change))
+
+
+def _eval() -> Mapping[str, Any]:
+    return evaluation().model_dump(mode="json")
+
+
+def _compare() -> Mapping[str, Any]:
+    worse = evaluation(1, (0.80, 0.79, 0.72))
+    comparison = compare(evaluation(0), worse, CompareOptions())
+    return comparison.as_json() | {"model": "mimo-python", "files": ["a.json"]}
+
+
+def _plan() -> Mapping[str, Any]:
+    options = PlanOptions(
+        acceptance=(0.85, 0.8, 0.7), model=MOE_671B, hardware=H200, num_gpus=8
+    )
+    return as_json(make_plan(options), options)
+
+
+def _doctor() -> Mapping[str, Any]:
+    def figures(draft_length: int) -> dict[str, Any]:
+        per_step_s = 0.01 * (1 + 0.05 * draft_length) + 0.001 * draft_length
+        return {
+            "num_drafts": 200 if draft_length else 0,
+            "accepted_per_position": [
+                200 * 0.8 ** (j + 1) for j in range(draft_length)
+            ],
+            "decode_seconds": 200 * per_step_s,
+            "decode_steps": 200,
+            "decode_split_seconds": {"draft": 200 * 0.001 * draft_length},
+        }
+
+    return {
+        "is_healthy": True,
+        "findings": [
+            {"level": "ok", "topic": "vLLM", "text": "0.32.0 has everything"},
+            {"level": "note", "topic": "kernels", "text": "rollback by reference"},
+        ],
+        "probe": conclude({k: [figures(k)] * 2 for k in LENGTHS}, []).as_json(),
+        "provenance": PROVENANCE,
+    }
+
+
+def _verify() -> Mapping[str, Any]:
+    options = VerifyOptions(num_samples=400)
+    rng = np.random.default_rng(0)
+
+    def engine() -> dict[str, Any]:
+        found: dict[str, Any] = {
+            setting: {
+                "answers": [
+                    {"token_ids": rng.integers(0, 6, 4).tolist()}
+                    for _ in range(options.num_samples)
+                ],
+                "drafted": 300,
+                "accepted": 200,
+            }
+            for setting in SAMPLED_SETTINGS
+        }
+        answer = {"token_ids": [7, 7, 7], "logprobs": [[[7, -0.5], [8, -0.6]]] * 3}
+        greedy = {"answers": [answer], "drafted": 9, "accepted": 4}
+        return {"greedy": greedy, **found}
+
+    target = engine() | {ITSELF: engine()}
+    answers = {"none": target, METHOD: engine(), HOSTILE: engine()}
+    return summarise_verify(answers, options)
+
+
+def _demo() -> Mapping[str, Any]:
+    counters = SpecCounters(100, 300, 180, (90, 60, 30), 110, 290, 10)
+    nothing = SpecCounters(0, 0, 0, (), 290, 290, 10)
+    measured = {
+        "none": Measurement((100.0, 110.0, 90.0), (1.0, 1.0, 1.0), nothing),
+        "mtp": Measurement((150.0, 170.0, 140.0), (1.5, 1.55, 1.56), counters),
+        METHOD: Measurement((170.0, 180.0, 160.0), (1.7, 1.64, 1.78), counters),
+    }
+    result = DemoResult(measured, [Difference("mtp", "a.py", 7)], 72)
+    content = result_as_json(DemoOptions(), "mimo-python", result)
+    return content | {"provenance": PROVENANCE}
+
+
+def _grid(folder: Path) -> Mapping[str, Any]:
+    options = tiny_options(folder)
+    journal = Journal(folder / "grid-test.jsonl")
+    write_journal(journal, options)
+    return summarise_grid(journal)
+
+
+def _drafting(folder: Path) -> Mapping[str, Any]:
+    options = DraftingOptions(output=folder, concurrencies=(1, 8))
+    rng = np.random.default_rng(0)
+
+    def figures(name: str) -> dict[str, Any]:
+        speed = {"none": 1.0, "mtp": 1.6}.get(name, 1.9)
+        return {
+            "full_tokens": 100,
+            "full_seconds": 5 / speed * float(rng.normal(1, 0.02)),
+            "decode_tokens": 100,
+            "decode_request_steps": 40,
+            "drafted_per_position": [] if name == "none" else [40, 40, 40],
+            "accepted_per_position": [] if name == "none" else [36, 20, 4],
+            "texts_sha256": "same",
+        }
+
+    rounds = [{name: figures(name) for name in options.contenders} for _ in range(5)]
+    return summarise_drafting(options, {1: rounds, 8: rounds})
+
+
+def _vocab_build() -> Mapping[str, Any]:
+    counts = [round(100_000 / rank) for rank in range(1, 1025)]
+    return {
+        "format": "vllm-mtp draft vocabulary 1",
+        "vocab_size": 16384,
+        "tokenizer_sha256": "s",
+        "token_ids": list(range(1024)),
+        "counts": counts,
+        "num_counted": round(1.03 * sum(counts)),
+        "source": {key: PROVENANCE[key] for key in ("time_utc", "command", "versions")},
+    }
+
+
+def _vocab_compare(folder: Path) -> Mapping[str, Any]:
+    # Brings torch and transformers.
+    from benchmarks.vocabulary import (
+        VocabularyBenchOptions,
+        summarise_vocabulary,
+    )
+
+    options = VocabularyBenchOptions(
+        output=folder, concurrency=1, request_tokens=10, learning_tokens=20
+    )
+    lengths = {
+        name: [
+            factor * (2.8 if domain == "code" else 1.9) for domain in options.domains
+        ]
+        for name, factor in {"full": 1.0, "auto": 0.985, "list": 0.99}.items()
+    }
+    return summarise_vocabulary(lengths, 1024, options)
+
+
+def _host() -> Any:
+    """Two repeats of two batches."""
+    rounds = [host_round(0.0125), host_round(0.0125)]
+    return summarise_host(HostOptions(), {1: rounds, 16: rounds})
+
+
+MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
+    "eval": _eval,
+    "compare": _compare,
+    "plan": _plan,
+    "doctor": _doctor,
+    "verify": _verify,
+    "host": _host,
+    "demo": _demo,
+    "vocab build": _vocab_build,
+}
+MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {
+    "grid": _grid,
+    "drafting": _drafting,
+    "vocab compare": _vocab_compare,
+}
+
+
+def sample(kind: str, folder: Path) -> dict[str, Any]:
+    """What a result of a kind holds, as it is read from its file."""
+    if kind in COMMITTED:
+        content: Any = json.loads(COMMITTED[kind].read_text())
+        return dict(content)
+    made = MADE[kind]() if kind in MADE else MADE_IN_A_FOLDER[kind](folder)
+    return dict(json.loads(json.dumps(made)))
+
+
+def write_sample(kind: str, folder: Path) -> Path:
+    """The same as a file."""
+    path = folder / f"{kind.replace(' ', '-')}.json"
+    path.write_text(json.dumps(sample(kind, folder)))
+    return path

@@ -1,0 +1,210 @@
+"""What stands in the way of serving a model with its MTP layers, found before serving.
+
+Report (JSON)::
+
+    is_healthy                no finding is a problem
+    findings[]                level ("ok", "note" or "problem"), topic, text
+    probe                     null, or what was tried (`doctor_probe`)
+    provenance
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.drafting.vocabulary import default_num_rows
+from vllm_mtp.integration.doctor import (
+    MachineFacts,
+    ModelFacts,
+    machine_facts,
+    model_facts,
+)
+from vllm_mtp.integration.pause import MAX_UNSEEN_BYTES
+from vllm_mtp.tools.demo_plan import resolve_model
+from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
+from vllm_mtp.tools.provenance import collect_provenance
+from vllm_mtp.tools.weight_health import Header, examine, read_headers, weight_bytes
+
+TRIED_FAMILIES = frozenset(
+    {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
+)
+"""Draft architectures that this repository's tests run; others are expected to work."""
+
+Level = Literal["ok", "note", "problem"]
+COLOURS = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+class ProbeOptions(NamedTuple):
+    """How drafts are tried."""
+
+    dtype: str = "auto"
+    concurrency: int = 1
+
+
+class Finding(NamedTuple):
+    """One thing that the doctor looked at."""
+
+    level: Level
+    topic: str
+    text: str
+
+
+def run_doctor(
+    model: str | None, probing: ProbeOptions | None, console: Console | None
+) -> dict[str, Any]:
+    """Examine a model and this machine.
+
+    Args:
+        model: Folder, hub name, or None for the bundled checkpoint.
+        probing: How to try drafts; None for not at all.
+        console: Where to print; None for nowhere.
+
+    Raises:
+        ConfigError: There is no such model.
+        ServerError: The engine of the probe failed.
+    """
+    name = resolve_model(model)
+    findings = [*_of_machine(machine_facts()), *_of_model(name)]
+    probe = None
+    # What is broken need not be tried.
+    if probing is not None and _is_healthy(findings):
+        probe = run_probe(name, probing.dtype, probing.concurrency, console)
+        findings += _of_probe(probe)
+    report = {
+        "is_healthy": _is_healthy(findings),
+        "findings": [each._asdict() for each in findings],
+        "probe": probe and probe.as_json(),
+        "provenance": collect_provenance(sys.argv),
+    }
+    if console is not None:
+        _print(findings, console)
+    return report
+
+
+def _of_machine(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.vllm_problems:
+        yield from (Finding("problem", "vLLM", each) for each in facts.vllm_problems)
+    else:
+        text = f"{facts.vllm_version} has everything that {METHOD} is built on"
+        yield Finding("ok", "vLLM", text)
+    usable = [name for name, why in facts.kernels.items() if why is None]
+    text = f"rollback on {facts.device} by {', '.join(usable)}"
+    if usable == ["reference"]:
+        reasons = "; ".join(f"{n}: {why}" for n, why in facts.kernels.items() if why)
+        yield Finding("note", "kernels", f"{text} alone ({reasons})")
+    else:
+        yield Finding("ok", "kernels", text)
+
+
+def _of_model(name: str) -> Iterator[Finding]:
+    try:
+        facts = model_facts(name)
+    except ConfigError as error:
+        yield Finding("problem", "model", str(error))
+        return
+    layers = f"{facts.num_mtp_layers} MTP layer(s)"
+    text = f"{facts.architecture} with {layers}, drafted by {facts.draft_architecture}"
+    yield Finding("ok", "model", text)
+    yield _of_family(facts)
+    yield from _of_weights(facts)
+
+
+def _of_family(facts: ModelFacts) -> Finding:
+    family = facts.draft_architecture
+    if family in TRIED_FAMILIES:
+        return Finding("ok", "family", f"{family} is run by this package's tests")
+    if facts.mtp_patterns:
+        text = f"{family} is expected to work; no test of this package runs it"
+        return Finding("note", "family", text)
+    text = f"{family} is unknown here: vLLM may be able to draft with it, untried"
+    return Finding("note", "family", text)
+
+
+def _of_weights(facts: ModelFacts) -> Iterator[Finding]:
+    headers = read_headers(facts.folder) if facts.folder is not None else {}
+    if not headers:
+        text = "no safetensors files on this machine, so weights were not looked at"
+        yield Finding("note", "weights", text)
+        return
+    if not facts.mtp_patterns:
+        text = "it is not known which weights are the MTP layers': not looked at"
+        yield Finding("note", "weights", text)
+        return
+    problems = list(examine(headers, facts.mtp_patterns))
+    for each in problems:
+        text = f"{each.kind}: {each.weight} ({each.detail})"
+        yield Finding("problem", "weights", text)
+    if not problems:
+        yield Finding("ok", "weights", "all there, with numbers like the trunk's")
+    yield _of_memory(facts, headers)
+
+
+def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
+    own = weight_bytes(headers, facts.mtp_patterns) / 2**20
+    rows = default_num_rows(facts.vocab_size, 1) or 0
+    # Two of them on a CPU: plain, to change single rows, and packed, to multiply by.
+    copies = 2 * rows * facts.hidden_size * facts.dtype_bytes / 2**20
+    waiting = MAX_UNSEEN_BYTES / 2**20
+    share = facts.num_mtp_layers / facts.num_hidden_layers
+    return Finding(
+        "ok",
+        "memory",
+        f"{own:.0f} MiB of MTP weights, up to {copies:.0f} MiB for the draft "
+        f"vocabulary, at most {waiting:.0f} MiB while drafting rests; the KV cache of "
+        f"a token grows by {share:.1%}",
+    )
+
+
+def _of_probe(probe: ProbeResult) -> Iterator[Finding]:
+    shares = " ".join(f"{each:.2f}" for each in probe.survival)
+    first = probe.survival[0]
+    if first < NEXT_TO_NOTHING:
+        yield Finding(
+            "problem",
+            "acceptance",
+            f"{first:.1%} of first draft tokens were accepted: MTP weights that were "
+            "lost, damaged or exchanged look like this",
+        )
+    else:
+        text = f"survival by position, of {probe.num_drafts} drafts: {shares}"
+        yield Finding("ok", "acceptance", text)
+    base, best = probe.lengths[0], probe.best
+    yield Finding(
+        "ok",
+        "cost",
+        f"a step without drafts takes {base.step_seconds * 1e3:.1f} ms, a draft step "
+        f"{probe.draft_cost:.1%} of that",
+    )
+    if not best.draft_length:
+        text = "no draft length pays at this concurrency: drafting will rest"
+        yield Finding("note", "prediction", text)
+        return
+    relative = best.step_seconds / base.step_seconds
+    yield Finding(
+        "ok",
+        "prediction",
+        f"best K {best.draft_length}: {best.acceptance_length:.2f} tokens in "
+        f"{relative:.2f} steps, {best.predicted_speedup:.2f} times as fast as without "
+        f"({best.interval.lower:.2f} to {best.interval.upper:.2f})",
+    )
+
+
+def _is_healthy(findings: Sequence[Finding]) -> bool:
+    return all(each.level != "problem" for each in findings)
+
+
+def _print(findings: list[Finding], console: Console) -> None:
+    for each in findings:
+        line = Text.assemble(
+            (f"{each.level:8}", COLOURS[each.level]), f"{each.topic}: {each.text}"
+        )
+        console.print(line)
+    num_problems = sum(each.level == "problem" for each in findings)
+    if num_problems:
+        console.print(f"{num_problems} problem(s): see above.", highlight=False)
+    else:
+        console.print(f"Ready for {METHOD}.", highlight=False)

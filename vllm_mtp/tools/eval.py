@@ -1,0 +1,215 @@
+"""Acceptance on a set of prompts, prompt by prompt, to be compared between commits.
+
+Requests fix their draft length (K = 3 unless told otherwise) and an engine of our own
+drafts from the whole vocabulary, so that what is measured depends on the model and its
+MTP layers and not on how fast a machine is or what it served before; at temperature 0
+two runs of the same model then give the same counts.
+
+Finished prompts are kept in ``OUTPUT.partial`` until all are: the same command
+continues an evaluation that was interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from vllm_mtp.config import FULL, METHOD, ConfigError
+from vllm_mtp.request_options import AUTO
+from vllm_mtp.tools.demo_plan import resolve_model
+from vllm_mtp.tools.engine_arguments import EngineSize
+from vllm_mtp.tools.eval_backends import (
+    Backend,
+    Sampling,
+    ServerBackend,
+    started_engine,
+)
+from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
+from vllm_mtp.tools.eval_journal import EvalJournal
+from vllm_mtp.tools.eval_prompts import EvalPrompt, fingerprint_of, load_prompts
+from vllm_mtp.tools.eval_records import record_of
+from vllm_mtp.tools.eval_report import print_eval
+from vllm_mtp.tools.option_checks import check_fields, refuse
+from vllm_mtp.tools.provenance import collect_provenance, replacing
+
+MAX_CONCURRENCY = 512
+KV_CACHE_MIB = 512
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What the user chose.
+
+    Attributes:
+        output: File to write.
+        model: Folder or hub name for an engine of our own; of a server, which of its
+            models; None for the bundled checkpoint, or the only model of the server.
+        server: Base URL of a running server, up to ``/v1``; None for an engine.
+        prompts: See `load_prompts`.
+        num_prompts: How many at most; None for all.
+        draft_length: K of every request; None for the controller's choice.
+        temperature: Of sampling.
+        max_tokens: Of every answer.
+        concurrency: Requests at a time.
+        dtype: Of our own engine.
+        max_model_len: Of our own engine.
+        speculative_config: Of our own engine.
+    """
+
+    output: Path
+    model: str | None = None
+    server: str | None = None
+    prompts: Path | None = None
+    num_prompts: int | None = None
+    draft_length: int | None = 3
+    temperature: float = 0.0
+    max_tokens: int = 256
+    concurrency: int = 8
+    dtype: str = "auto"
+    max_model_len: int = 2048
+    speculative_config: dict[str, Any] = field(
+        default_factory=lambda: {"method": METHOD, "draft_vocab": FULL}
+    )
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ConfigError: One of them has a value that is not allowed.
+        """
+        check_fields(
+            self,
+            {
+                "num_prompts": (1, 10**6),
+                "draft_length": (1, 16),
+                "temperature": (0, 2),
+                "max_tokens": (1, 10**5),
+                "concurrency": (1, MAX_CONCURRENCY),
+                "max_model_len": (16, 10**7),
+            },
+            names={"draft_length": "k", "num_prompts": "num-prompts"},
+        )
+        if not self.output.parent.is_dir():
+            refuse("output", str(self.output), "a file in a folder that exists")
+        if self.output.exists():
+            raise ConfigError(f"output: {self.output} exists already; name another")
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of every request."""
+        return Sampling(self.draft_length, self.temperature, self.max_tokens)
+
+
+def run_eval(options: EvalOptions, console: Console) -> EvalFile:
+    """Ask what is not answered yet, write and print.
+
+    Args:
+        options: What the user chose.
+        console: Where to print.
+
+    Raises:
+        ConfigError: Prompts or server cannot be used.
+        ServerError: Our own engine failed.
+    """
+    if options.server is None:
+        model = resolve_model(options.model)
+        prompts = load_prompts(options.prompts, model, options.num_prompts)
+        with _journal_of(options, model, prompts) as journal:
+            missing = journal.missing(prompts)
+            if missing:
+                size = EngineSize(
+                    model,
+                    options.max_model_len,
+                    options.concurrency,
+                    options.dtype,
+                    KV_CACHE_MIB,
+                )
+                with started_engine(
+                    size, options.speculative_config, options.sampling
+                ) as engine:
+                    _ask(engine, missing, journal, options, console)
+            return _finish(journal, prompts, options, console)
+    server = ServerBackend(
+        options.server,
+        options.model,
+        os.environ.get("OPENAI_API_KEY", "none"),
+        options.sampling,
+        options.concurrency,
+    )
+    prompts = load_prompts(options.prompts, server.model, options.num_prompts)
+    with _journal_of(options, server.model, prompts) as journal:
+        _ask(server, journal.missing(prompts), journal, options, console)
+        return _finish(journal, prompts, options, console)
+
+
+@contextmanager
+def _journal_of(
+    options: EvalOptions, model: str, prompts: list[EvalPrompt]
+) -> Iterator[EvalJournal]:
+    header = {
+        # Where it lies on this machine is nobody else's business.
+        "model": Path(model).name if Path(model).is_dir() else model,
+        "prompts_sha256": fingerprint_of(prompts),
+        "draft_length": options.draft_length or AUTO,
+        "temperature": options.temperature,
+        "max_tokens": options.max_tokens,
+    }
+    path = options.output.with_name(f"{options.output.name}.partial")
+    with EvalJournal(path, header) as journal:
+        yield journal
+
+
+def _ask(
+    backend: Backend,
+    prompts: Sequence[EvalPrompt],
+    journal: EvalJournal,
+    options: EvalOptions,
+    console: Console,
+) -> None:
+    started_at_s = perf_counter()
+    found = track(
+        backend.answers(prompts),
+        "evaluating",
+        total=len(prompts),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    for prompt, answer in found:
+        record = record_of(
+            prompt,
+            answer.metrics,
+            options.draft_length,
+            answer.num_tokens,
+            answer.seconds,
+        )
+        now_s = perf_counter()
+        journal.add(record, now_s - started_at_s)
+        started_at_s = now_s
+
+
+def _finish(
+    journal: EvalJournal,
+    prompts: Sequence[EvalPrompt],
+    options: EvalOptions,
+    console: Console,
+) -> EvalFile:
+    by_id: dict[str, PromptRecord] = journal.records
+    result = EvalFile(
+        **journal.header,
+        seconds=journal.seconds,
+        records=tuple(by_id[prompt.id] for prompt in prompts),
+        provenance=collect_provenance(sys.argv),
+    )
+    with replacing(options.output) as pending:
+        pending.write_text(result.model_dump_json() + "\n", encoding="utf-8")
+    journal.remove()
+    print_eval(result, console)
+    console.print(f"Written: {options.output}", markup=False)
+    return result
