@@ -20,7 +20,7 @@ Report (JSON)::
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -226,7 +226,7 @@ def ask_all(
         return [[future.result() for future in futures] for futures in waiting]
 
 
-def verdict(report: dict[str, Any]) -> str:
+def verdict(report: Mapping[str, Any]) -> str:
     """What the report says, in a sentence."""
     count = report["options"]["num_requests"]
     if report["is_exact"]:
