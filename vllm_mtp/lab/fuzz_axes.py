@@ -54,8 +54,8 @@ COMMON: dict[str, Any] = {
     "scheduling_policy": "priority",
     # What python code opens and closes again and again; thinking_token_budget needs it.
     "reasoning_config": {
-        "reasoning_start_str": "self",
-        "reasoning_end_str": "return",
+        "reasoning_start_str": "(",
+        "reasoning_end_str": ")",
     },
 }
 """Arguments of vLLM's ``EngineArgs`` for all engines, so that nothing else differs."""
