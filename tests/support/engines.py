@@ -26,6 +26,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
+    # By the clock: on a crowded machine a short pattern takes longer than 5 s.
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }

@@ -125,8 +125,10 @@ def budgets_count_steps() -> AbstractContextManager[Any]:
     """A thinking budget takes the tokens of a step for one."""
 
     def wrong(right: Any, self: Any, states: Any, index: int, output: Any) -> None:
-        num_seen = states[index].get("num_seen", -1)
-        right(self, states, index, output[: num_seen + 2])
+        state = states[index]
+        if state.get("length") != len(output):
+            state["length"] = len(output)
+            right(self, states, index, output[: state.get("num_seen", -1) + 2])
 
     return _around(_budgets(), "_take", wrong)
 

@@ -25,6 +25,15 @@ class FuzzConnector(ExampleConnector):
         super().__init__(*args, **kwargs)
         self._storage_path = _folder().name
 
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """As vLLM's, but for sessions: what a chunk knows may exceed whole blocks."""
+        count, is_async = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return max(0, count or 0), is_async
+
     def update_state_after_alloc(
         self, request: Any, blocks: Any, num_external_tokens: int
     ) -> None:

@@ -84,12 +84,13 @@ class Disturbances:
 
     @contextmanager
     def _refused_for_sessions(self) -> Iterator[None]:
-        """A session that waits for its next chunk holds blocks, so nothing is emptied.
+        """A session between two chunks holds blocks, so nothing is emptied.
 
         A server tells its client so and goes on; who ran has been preempted anyway.
         """
         try:
             yield
         except RuntimeError:
-            if not self._core.scheduler.num_waiting_for_streaming_input:
+            requests = self._core.scheduler.requests.values()
+            if not any(each.resumable for each in requests):
                 raise

@@ -94,6 +94,8 @@ def engine_environ(
         # Weights in huge pages: in small ones two engines that do the same differ by
         # 2 % for as long as they live, depending on where their pages happen to lie.
         "THP_MEM_ALLOC_ENABLE": "1",
+        # By the clock: on a crowded machine a short pattern takes longer than 5 s.
+        "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",
     }
     fixed = {
         # Engine and worker in the process itself: no other process takes part.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH
 from vllm_mtp.tools.fuzz_axes import (
-    ALL_ADAPTERS,
+    ADAPTER_SLOTS,
     AXES,
     MAX_MODEL_LEN,
     axis_arguments,
@@ -127,7 +127,7 @@ def prepared(
     on_gpu = bool(gpu_names())
     arguments = reference_arguments(setting.model, setting.engine_args, on_gpu)
     player = Player(start, "reference", arguments, MAX_REFERENCE_STARTS)
-    with_adapters = arguments | ALL_ADAPTERS
+    with_adapters = arguments | ADAPTER_SLOTS
     adapted = Player(start, "reference", with_adapters, MAX_REFERENCE_STARTS)
     try:
         if plays is None:

@@ -30,13 +30,13 @@ ADAPTERS: dict[str, Any] = {"has_adapters": True, "proof": "num_adapted"}
 
 NUM_ADAPTERS = 3
 ADAPTER_CHANCE = 0.6
-ALL_ADAPTERS: dict[str, Any] = {
+ADAPTER_SLOTS: dict[str, Any] = {
     "enable_lora": True,
-    "max_loras": NUM_ADAPTERS,
+    "max_loras": NUM_ADAPTERS + 1,
     "max_lora_rank": 8,
 }
-TWO_ADAPTERS = ALL_ADAPTERS | {"max_loras": 2, "max_cpu_loras": 2}
-"""A third one waits until another is not used."""
+"""With a slot that stays empty, which requests without an adapter get on a CPU: see
+``docs/upstream/lora-last-slot.md``."""
 
 CONNECTOR: dict[str, Any] = {
     "kv_transfer_config": {
@@ -54,8 +54,8 @@ COMMON: dict[str, Any] = {
     "scheduling_policy": "priority",
     # What python code opens and closes again and again; thinking_token_budget needs it.
     "reasoning_config": {
-        "reasoning_start_str": "self",
-        "reasoning_end_str": "return",
+        "reasoning_start_str": "(",
+        "reasoning_end_str": ")",
     },
 }
 """Arguments of vLLM's ``EngineArgs`` for all engines, so that nothing else differs."""
@@ -106,8 +106,8 @@ AXES: Mapping[str, Axis] = {
     "async small cache": Axis(RANDOM_K, ASYNC, **SMALL_CACHE),
     "disturbed": Axis(RANDOM_K, **DISTURBED),
     "async disturbed": Axis(RANDOM_K, ASYNC, **DISTURBED),
-    "adapters": Axis(RANDOM_K, TWO_ADAPTERS, **ADAPTERS),
-    "async adapters": Axis(RANDOM_K, TWO_ADAPTERS | ASYNC, **ADAPTERS),
+    "adapters": Axis(RANDOM_K, ADAPTER_SLOTS, **ADAPTERS),
+    "async adapters": Axis(RANDOM_K, ADAPTER_SLOTS | ASYNC, **ADAPTERS),
     "KV connector": Axis(RANDOM_K, CONNECTOR, proof="num_loaded_tokens"),
     "async KV connector": Axis(RANDOM_K, CONNECTOR | ASYNC, proof="num_loaded_tokens"),
     "fixed K": Axis({"controller": "fixed"}),

@@ -98,7 +98,9 @@ def _end_problem(sampling: Mapping[str, Any], output: Mapping[str, Any]) -> str:
         # Or it has reached the model's length.
         return "" if len(token_ids) <= most else f"{len(token_ids)} tokens, not {most}"
     if reason == "stop":
-        if len(token_ids) < sampling.get("min_tokens", 0):
+        # vLLM lets a grammar that is done end before `min_tokens`.
+        is_done = "structured_outputs" in sampling
+        if len(token_ids) < sampling.get("min_tokens", 0) and not is_done:
             return f"stopped after {len(token_ids)} tokens"
         if isinstance(stop_reason, int) and token_ids[-1] != stop_reason:
             return f"stopped by {stop_reason}, which is not its last token"

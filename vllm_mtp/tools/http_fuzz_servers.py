@@ -97,6 +97,7 @@ def serve_environ() -> dict[str, str]:
     return os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
