@@ -4,7 +4,7 @@ Eight requests begin together and end one after another, again and again, so the
 falls from eight to one and jumps back. With a table (``num_speculative_tokens_per_``
 ``batch_size``: K up to a batch size, 0 above) vLLM switches drafting on and off within
 every wave; users saw throughput collapse. All contenders serve the same waves in
-short turns (`grid_engines`), and ratios are paired within a repeat.
+short turns (`engine_process`), and ratios are paired within a repeat.
 
 Result (JSON)::
 

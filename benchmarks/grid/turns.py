@@ -31,7 +31,7 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
 
 
 class Player(Protocol):
-    """An engine in its process; see ``grid_engines.EngineProcess``."""
+    """An engine in its process; see ``engine_process.EngineProcess``."""
 
     def tell(self, command: str, **arguments: Any) -> None:
         """Send a command without waiting."""
