@@ -190,11 +190,13 @@ class _Stage:
         answer = self.answers[output.request_id]
         answer.add(output)
         session = self._sessions.get(output.request_id)
+        if session is None:
+            return
         if answer.is_open and any(o.finish_reason == "error" for o in output.outputs):
             # The engine has ended it, and a client feeds it no longer.
             answer.is_open = False
             self._engine.abort_request([output.request_id])
-        if self._is_undisturbed and session is not None:
+        if self._is_undisturbed:
             while answer.is_open and session.is_behind(answer.num_ends):
                 self._feed({"name": output.request_id}, 0)
 
