@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.support import v2_interpreter
 from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
 from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
 from vllm_mtp.tools.fuzz_run import FuzzOptions, run_fuzzer
@@ -23,6 +24,9 @@ def report() -> dict[str, Any]:
     """What the command reports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT / 'tests/support/interpreted'}:{ROOT}")
+        # What a command that runs so leaves to its engines.
+        for name, value in v2_interpreter.ENVIRONMENT.items():
+            patch.setenv(name, value)
         options = FuzzOptions(
             num_requests=NUM_REQUESTS,
             seed=1,

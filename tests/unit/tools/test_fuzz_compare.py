@@ -95,6 +95,7 @@ def test_minus_infinity_equals_itself() -> None:
     rows = [{5: (-math.inf, 9)}]
     assert compare_logprobs(rows, rows) == ""
     assert compare_logprobs([{5: (-3.0, 9)}], rows) != ""
+    assert compare_logprobs(rows, [{5: (-math.inf, 4)}]) == "", "in any order"
 
 
 SEEDED = {"temperature": 1.0, "seed": 1}
