@@ -3,16 +3,17 @@
 Triton's kernels are interpreted, so the requests are few and short.
 """
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from tests.support import v2_interpreter
 from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
 from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
-from vllm_mtp.tools.fuzz_run import FuzzOptions, run_fuzzer
 
 ROOT = Path(__file__).parents[2]
 AXES = ("async", "small cache")
@@ -20,21 +21,20 @@ NUM_REQUESTS = 40
 
 
 @pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
-    """What the command reports."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{ROOT / 'tests/support/interpreted'}:{ROOT}")
-        # What a command that runs so leaves to its engines.
-        for name, value in v2_interpreter.ENVIRONMENT.items():
-            patch.setenv(name, value)
-        options = FuzzOptions(
-            num_requests=NUM_REQUESTS,
-            seed=1,
-            axes=AXES,
-            without=("n", "prompt_logprobs"),
-            engine_args={"max_model_len": 96},
-        )
-        return run_fuzzer(options, Console())
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command reports, in a process whose engines are all interpreted."""
+    output = tmp_path_factory.mktemp("fuzzer") / "report.json"
+    command = [str(Path(sys.executable).with_name("vllm-mtp")), "verify"]
+    command += ["--requests", str(NUM_REQUESTS), "--seed", "1"]
+    command += ["--engines", ",".join(AXES), "--without", "n,prompt_logprobs"]
+    command += ["--engine-args", '{"max_model_len": 96}', "--output", str(output)]
+    paths = {"PYTHONPATH": f"{ROOT / 'tests/support/interpreted'}:{ROOT}"}
+    done = subprocess.run(
+        command, env=os.environ | paths, capture_output=True, text=True, timeout=800
+    )
+    assert output.is_file(), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
 
 
 def test_the_requests_are_of_most_kinds(report: dict[str, Any]) -> None:
