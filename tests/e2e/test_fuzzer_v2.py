@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
+from vllm_mtp.tools.fuzz_options import V2_ONLY
 from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_requests_are_of_most_kinds(report: dict[str, Any]) -> None:
     assert report["kinds"][SESSION]
+    # Model Runner V1 refuses it, and is hardly ever asked for it.
+    assert report["kinds"][V2_ONLY[0]] > 1, "the engines are not V2's"
     assert len(report["kinds"]) > 0.6 * len(KINDS)
 
 

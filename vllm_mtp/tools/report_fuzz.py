@@ -1,6 +1,6 @@
 """What random requests found, for a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_mtp.tools.report_page import Body, Cell, PageTable, Remark
@@ -31,7 +31,7 @@ def render_requests(result: Result) -> Body:
             _counted("Requests that cross each kind", "kind", result["kinds"]),
             _counted("Played and not compared", "reason", result["excluded"]),
         ],
-        remarks=_remarks([each["command"] for each in result["failures"]]),
+        remarks=[Remark(each["command"]) for each in result["failures"]],
     )
 
 
@@ -47,7 +47,7 @@ def render_http_requests(result: Result) -> Body:
             _counted("Requests that cross each kind", "kind", result["kinds"]),
             _counted("Draft tokens", "of the server", result["verified"]),
         ],
-        remarks=_remarks([str(each) for each in result["findings"]]),
+        remarks=[Remark(str(each)) for each in result["findings"]],
     )
 
 
@@ -65,14 +65,10 @@ def render_soak(result: Result) -> Body:
             _counted("Answers", "status", statuses),
             _counted("Counters at the end", "of the server", result["counters"]),
         ],
-        remarks=_remarks(result["failed"]),
+        remarks=[Remark(each) for each in result["failed"]],
     )
 
 
 def _counted(caption: str, what: str, counts: Mapping[str, int]) -> PageTable:
     rows = tuple((Cell(name), Cell(str(count))) for name, count in counts.items())
     return PageTable(caption, (what, "number"), rows, frozenset({1}))
-
-
-def _remarks(texts: Sequence[str]) -> list[Remark]:
-    return [Remark(text) for text in texts]
