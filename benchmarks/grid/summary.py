@@ -67,7 +67,7 @@ DEFINITIONS = {
     "timers: target pass with head and sampling, drafting, everything else",
     "sampling": "vLLM's CPU kernel for speculative sampling at T > 0 is faulty; where "
     "has_mended_sampling is true that engine ran with the mend of "
-    "integration/mends.py, vLLM's own mtp included",
+    "integration/cpu/workarounds.py, vLLM's own mtp included",
     "best_static": "chosen after the fact, for each cell, among the measured K",
 }
 

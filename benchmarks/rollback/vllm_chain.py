@@ -28,8 +28,8 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-from vllm_mtp.integration.proposer_v1 import MTPPlusProposer
-from vllm_mtp.integration.rollback import Rollback
+from vllm_mtp.integration.v1.drafter import MTPPlusProposer
+from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.kernels.dispatch import Backend
 from vllm_mtp.records import RollbackPlan
 

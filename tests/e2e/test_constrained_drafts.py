@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.engines import draft_counts, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
-from vllm_mtp.integration.draft_constraints_v1 import DraftConstraints
+from vllm_mtp.integration.v1.draft_constraints import DraftConstraints
 
 NUM_PROMPTS, NUM_TOKENS = 12, 40
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import pytest
 from tests.e2e.conftest import NUM_TOKENS, Reference
 from tests.support.engines import counters, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.integration.draft_weights import has_kernel
-from vllm_mtp.integration.rounded_weights import FewRowsLinear, RoundedLinear
+from vllm_mtp.integration.cpu.int8_drafts import has_kernel
+from vllm_mtp.integration.cpu.int8_weights import FewRowsLinear, RoundedLinear
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
 

@@ -17,14 +17,14 @@ from tests.support.families import FAMILIES
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.watch import play_script
-from vllm_mtp.integration import key_value_passes
+from vllm_mtp.integration.worker import kv_only_passes
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 
 
 def run_passes_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, as vLLM does."""
-    monkeypatch.setattr(key_value_passes, "key_value_layer", lambda *args: None)
+    monkeypatch.setattr(kv_only_passes, "key_value_layer", lambda *args: None)
 
 
 def cache_of_drafter(llm: Any) -> torch.Tensor:

@@ -18,9 +18,9 @@ from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import play_script, record_outcomes, scheduler_of
 from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.drafting.unseen_tokens import UnseenTokens
-from vllm_mtp.integration import pause
-from vllm_mtp.integration.draft_vocab_v1 import DraftsFromVocabulary
-from vllm_mtp.integration.resting_v1 import MAX_STEPS
+from vllm_mtp.integration.v1.draft_vocab import DraftsFromVocabulary
+from vllm_mtp.integration.v1.drafting_disabled import MAX_STEPS
+from vllm_mtp.integration.worker import drafting_disabled
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
@@ -172,8 +172,8 @@ def test_a_full_store_is_emptied_on_the_way_and_nothing_is_lost(
     """Room for 16 tokens: long pauses catch up several times before they end."""
     prompts = heldout_prompts(6, max_tokens=48)
     accepted = []
-    for max_bytes in (pause.MAX_UNSEEN_BYTES, 1):
-        monkeypatch.setattr(pause, "MAX_UNSEEN_BYTES", max_bytes)
+    for max_bytes in (drafting_disabled.MAX_UNSEEN_BYTES, 1):
+        monkeypatch.setattr(drafting_disabled, "MAX_UNSEEN_BYTES", max_bytes)
         with engine(BUNDLED_CHECKPOINT, speculative_config=SPECULATION) as llm:
             unseen = model_runner(llm).drafter.unseen
             recorder = play_script(llm, SCRIPT)

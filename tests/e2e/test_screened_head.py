@@ -16,9 +16,9 @@ from tests.e2e.conftest import (
 )
 from tests.support.engines import ENGINE_ARGUMENTS, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.integration.draft_weights import has_kernel
-from vllm_mtp.integration.rounded_weights import MAX_FEW_ROWS, multiplies_all_rows
-from vllm_mtp.integration.screened_head import MIN_WEIGHTS, ScreenedLogits
+from vllm_mtp.integration.cpu.int8_drafts import has_kernel
+from vllm_mtp.integration.cpu.int8_weights import MAX_FEW_ROWS, multiplies_all_rows
+from vllm_mtp.integration.cpu.prefiltered_head import MIN_WEIGHTS, ScreenedLogits
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
 from vllm_mtp.verification.screening import Screen

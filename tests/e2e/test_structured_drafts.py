@@ -13,7 +13,7 @@ import pytest
 from tests.support.engines import counters, engine
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import scheduler_of
-from vllm_mtp.integration import draft_vocab_v1
+from vllm_mtp.integration.v1 import draft_vocab
 from vllm_mtp.records import DecodeRequest, DraftDecision
 
 SPEC = {"method": "mtp_plus", "controller": "fixed"}
@@ -119,7 +119,7 @@ def test_greedy_texts_equal_and_hardly_a_draft_is_cut(
 ) -> None:
     cut, accepted = {}, {}
     for masks in (False, True):
-        monkeypatch.setattr(draft_vocab_v1, "may_mask_drafts", lambda _, m=masks: m)
+        monkeypatch.setattr(draft_vocab, "may_mask_drafts", lambda _, m=masks: m)
         with engine(BUNDLED_CHECKPOINT, speculative_config=SPEC, **SEATS) as llm:
             generate(llm, 0.0)  # compiles the grammars, in the worker, too
             count = CutDrafts(llm)

@@ -2,7 +2,7 @@
 
 import torch
 
-from vllm_mtp.integration.draft_vocab import committed_tokens
+from vllm_mtp.integration.draft_vocab.policy import committed_tokens
 
 
 def gathered(*steps: tuple[list[list[int]], list[int] | None]) -> list[int]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vllm_mtp.integration import compat
-from vllm_mtp.integration.compat import CompatibilityError
-from vllm_mtp.integration.seam import Seam
+from vllm_mtp.integration.load import compat
+from vllm_mtp.integration.load.compat import CompatibilityError
+from vllm_mtp.integration.load.seam import Seam
 
 
 @pytest.mark.parametrize("seam", compat.SEAMS, ids=lambda seam: seam.path)

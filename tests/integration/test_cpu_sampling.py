@@ -20,7 +20,7 @@ def test_tokens_come_as_often_as_the_target_says(
 ) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
-    from vllm_mtp.integration.sampling_v1 import FEW_LOGITS, DrawsWithOneNumber
+    from vllm_mtp.integration.v1.cpu_sampling import FEW_LOGITS, DrawsWithOneNumber
 
     torch.manual_seed(3)
     row = torch.full((VOCAB_SIZE,), float("-inf"))
@@ -44,7 +44,7 @@ def test_tokens_come_as_often_as_the_target_says(
 def test_a_seed_gives_the_token_that_it_gives_without_speculation() -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-    from vllm_mtp.integration.sampling_v1 import DrawsWithOneNumber
+    from vllm_mtp.integration.v1.cpu_sampling import DrawsWithOneNumber
 
     logits = torch.randn(NUM_ROWS, VOCAB_SIZE)
     drawn = []
@@ -60,7 +60,7 @@ def test_the_likeliest_token_is_the_one_that_vllm_finds() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.sample.sampler import Sampler
 
-    from vllm_mtp.integration.sampling_v1 import sample_fast_on_cpu
+    from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 
     current_platform.import_kernels()
     sampler = Sampler()
@@ -76,7 +76,7 @@ def test_the_likeliest_token_is_the_one_that_vllm_finds() -> None:
 def test_an_engine_samples_so_if_it_drafts_and_no_other_does() -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-    from vllm_mtp.integration.sampling_v1 import DrawsWithOneNumber
+    from vllm_mtp.integration.v1.cpu_sampling import DrawsWithOneNumber
 
     used = {}
     for method in ("mtp", "mtp_plus"):

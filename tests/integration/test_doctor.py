@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.cli.main import app
-from vllm_mtp.integration import compat
+from vllm_mtp.integration.load import compat
 from vllm_mtp.tools import doctor_probe
 
 MLP = "model.mtp_layers.0.mlp.down_proj.weight"
@@ -115,7 +115,7 @@ def test_a_vllm_that_does_not_fit(
 def test_an_unknown_family_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm_mtp.integration import checkpoint
+    from vllm_mtp.integration.load import checkpoint
 
     write_checkpoint(tmp_path, "mimo")
     monkeypatch.setattr(checkpoint, "_WEIGHT_PATTERNS", {})

@@ -11,9 +11,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from vllm_mtp.drafting.vocabulary import DraftVocabulary
-from vllm_mtp.integration import rounded_weights
-from vllm_mtp.integration.draft_head import DraftHead, shards_of
-from vllm_mtp.integration.draft_weights import has_kernel
+from vllm_mtp.integration.cpu import int8_weights
+from vllm_mtp.integration.cpu.int8_drafts import has_kernel
+from vllm_mtp.integration.draft_vocab.head import DraftHead, shards_of
 
 VOCAB_SIZE, HIDDEN_SIZE, NUM_ROWS = 1000, 320, 256
 WEIGHT = torch.randn(1024, HIDDEN_SIZE, generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,7 @@ def test_a_bias_is_that_of_the_rows() -> None:
 def test_rows_in_8_bits_follow_the_vocabulary_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rounded_weights, "MIN_WEIGHTS", NUM_ROWS * HIDDEN_SIZE)
+    monkeypatch.setattr(int8_weights, "MIN_WEIGHTS", NUM_ROWS * HIDDEN_SIZE)
     whole = head(0, 1)
     vocabulary = DraftVocabulary(NUM_ROWS, shards_of(whole), {5}, torch.device("cpu"))
     rounded = DraftHead(whole, vocabulary, is_rounded=True)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from vllm_mtp.config import MTPPlusConfig
-from vllm_mtp.integration import draft_sampling
-from vllm_mtp.integration.draft_sampling import (
+from vllm_mtp.integration.load.settings import SETTINGS_KEY
+from vllm_mtp.integration.worker import draft_sampling
+from vllm_mtp.integration.worker.draft_sampling import (
     choose_methods,
     draws_drafts,
     verifies_blocks,
 )
-from vllm_mtp.integration.settings import SETTINGS_KEY
 
 GIB = 2**30
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from vllm_mtp.integration.drafting_failure import DraftingSwitch, SurvivesFailure
+from vllm_mtp.integration.scheduler.drafting_failure import (
+    DraftingSwitch,
+    SurvivesFailure,
+)
 
 
 def config(ranks: int) -> Any:

@@ -22,7 +22,7 @@ from tests.support.families import FAMILIES
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, ConfigError
-from vllm_mtp.integration import rounded_weights
+from vllm_mtp.integration.cpu import int8_weights
 
 MAX_TOKENS = 28
 NO_SPECULATION = "none"
@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
         with pytest.MonkeyPatch.context() as patch:
             if speculation == "random_k":
                 # These models are small: drafts from weights in 8 bits all the same.
-                patch.setattr(rounded_weights, "MIN_WEIGHTS", 1)
+                patch.setattr(int8_weights, "MIN_WEIGHTS", 1)
             with family_engine(checkpoint(family), family, options) as llm:
                 return Run(greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm))
 

@@ -26,20 +26,15 @@ from tests.support.engines import draft_counts, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import play_script, scheduler_of
 from vllm_mtp.config import METHOD
-from vllm_mtp.integration import (
-    carriers,
-    compat,
-    engine_args,
-    request_validation,
-    response_metrics,
-    stat_logger,
-)
-from vllm_mtp.integration.compat import CompatibilityError
-from vllm_mtp.integration.proposer_v1 import replace_drafter
-from vllm_mtp.integration.seam import Seam
-from vllm_mtp.integration.settings import SETTINGS_KEY
-from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
-from vllm_mtp.integration.wrapping import is_wrapped, unwrap
+from vllm_mtp.integration.load import compat, engine_args
+from vllm_mtp.integration.load.compat import CompatibilityError
+from vllm_mtp.integration.load.seam import Seam
+from vllm_mtp.integration.load.settings import SETTINGS_KEY
+from vllm_mtp.integration.load.wrapping import is_wrapped, unwrap
+from vllm_mtp.integration.observe import response_metrics, stat_logger
+from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+from vllm_mtp.integration.scheduler import messages, request_validation
+from vllm_mtp.integration.v1.drafter import replace_drafter
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -282,11 +277,11 @@ def test_a_decorator_that_hides_it_stops_the_start_or_leaves_it_in_force(
 
 SCRIPT = [0] * 9 + [2] * 3 + [0] * 5 + [3, 1]
 OURS = (
-    "vllm_mtp.integration.proposer_v1.MTPPlusProposer.propose",
-    "vllm_mtp.integration.resting_v1.RestingRunner.execute_model",
-    "vllm_mtp.integration.resting_v1._Kept",  # of steps past our wrappers
-    "vllm_mtp.integration.scheduler.MTPPlusScheduler.schedule",
-    "vllm_mtp.integration.verification_v1.MTPPlusRejectionSampler.forward",
+    "vllm_mtp.integration.v1.drafter.MTPPlusProposer.propose",
+    "vllm_mtp.integration.v1.drafting_disabled.RestingRunner.execute_model",
+    "vllm_mtp.integration.v1.drafting_disabled._Kept",  # of steps past our wrappers
+    "vllm_mtp.integration.scheduler.scheduler.MTPPlusScheduler.schedule",
+    "vllm_mtp.integration.v1.rejection_sampler.MTPPlusRejectionSampler.forward",
 )
 _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner."
 _SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler."
@@ -360,7 +355,7 @@ def test_an_engine_of_decorated_functions_answers_as_ever_and_with_our_parts(
     init_device = "vllm.v1.worker.cpu_worker.CPUWorker.init_device"
     decorate(monkeypatch, init_device, decorates_its_runner)
     lost: list[Any] = []
-    monkeypatch.setattr(carriers.logger, "warning_once", lambda *a: lost.append(a))
+    monkeypatch.setattr(messages.logger, "warning_once", lambda *a: lost.append(a))
     with engine(BUNDLED_CHECKPOINT, speculative_config={"method": METHOD}) as llm:
         assert "vllm_mtp" in type(scheduler_of(llm)).__module__
         assert "vllm_mtp" in type(model_runner(llm).rejection_sampler).__module__
@@ -370,7 +365,7 @@ def test_an_engine_of_decorated_functions_answers_as_ever_and_with_our_parts(
     assert answers == expected
     assert set(ours) == set(OURS)
     num_steps = ours[OURS[1]]
-    assert ours["vllm_mtp.integration.resting_v1._Kept"] > 5
+    assert ours["vllm_mtp.integration.v1.drafting_disabled._Kept"] > 5
     assert {path: foreign[path] for path in OF_EVERY_STEP} == dict.fromkeys(
         OF_EVERY_STEP, num_steps
     )

@@ -5,7 +5,7 @@ from dataclasses import fields
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from tests.unit.tools.fuzz_samples import corpus
-from vllm_mtp.integration.fuzz_engine import sampling_params
+from vllm_mtp.integration.fuzz.engine import sampling_params
 from vllm_mtp.tools.fuzz_grammars import KINDS, OPTIONS
 from vllm_mtp.tools.fuzz_options import FIELDS, NOT_SET
 from vllm_mtp.tools.fuzz_requests import WRONG, make_plays

@@ -11,9 +11,12 @@ SCRIPT = """
 import importlib, pkgutil, sys
 import vllm_mtp.integration as package
 
-for module in pkgutil.iter_modules(package.__path__):
-    if module.name != "cpu_worker":
-        importlib.import_module(f"{package.__name__}.{module.name}")
+prefix = f"{package.__name__}."
+names = [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
+names.remove(f"{prefix}cpu.worker")
+for name in names:
+    importlib.import_module(name)
+assert f"{prefix}v2.speculator" in names
 print(*(name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")))
 """
 

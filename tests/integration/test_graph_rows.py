@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from vllm.config.compilation import CUDAGraphMode
 
-from vllm_mtp.integration.controllers import allowed_depths, max_graph_rows
+from vllm_mtp.integration.scheduler.controllers import allowed_depths, max_graph_rows
 
 
 def config(mode: CUDAGraphMode, is_v2: bool = True, **compilation: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_mtp.integration.judging_v1 import DraftJudge, judge_unverified
+from vllm_mtp.integration.v1.shadow_drafts import DraftJudge, judge_unverified
 
 CPU = torch.device("cpu")
 NUM_REQUESTS = 40_000

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 from vllm.config import CUDAGraphMode
 
-from vllm_mtp.integration.key_value_passes import KeyValuePasses, key_value_layer
+from vllm_mtp.integration.worker.kv_only_passes import KeyValuePasses, key_value_layer
 
 NAMES = ["mtp.attn"]
 

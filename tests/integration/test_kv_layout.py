@@ -7,7 +7,7 @@ import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.integration import kv_layout
+from vllm_mtp.integration.worker import kv_layout
 
 SLOTS = torch.zeros(8, dtype=torch.int64)
 

@@ -9,10 +9,11 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_mtp.integration import carriers, grammar_v1, vocabulary_news
-from vllm_mtp.integration.early_stop import directed, stop_rule_of
-from vllm_mtp.integration.grammar_v1 import DraftGrammars
-from vllm_mtp.integration.vocabulary_news import check_first, with_news
+from vllm_mtp.integration.scheduler import messages, vocabulary_news
+from vllm_mtp.integration.scheduler.early_stop import directed, stop_rule_of
+from vllm_mtp.integration.scheduler.vocabulary_news import check_first, with_news
+from vllm_mtp.integration.v1 import draft_grammars
+from vllm_mtp.integration.v1.draft_grammars import DraftGrammars
 from vllm_mtp.records import StopRule
 
 RULE = StopRule({}, (0.0, 1.0), 0.1)
@@ -26,8 +27,8 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def warn(message: str, *values: Any) -> None:
         said.append(message % values)
 
-    monkeypatch.setattr(carriers.logger, "warning_once", warn)
-    monkeypatch.setattr(grammar_v1.logger, "warning", warn)
+    monkeypatch.setattr(messages.logger, "warning_once", warn)
+    monkeypatch.setattr(draft_grammars.logger, "warning", warn)
     return said
 
 
@@ -71,13 +72,13 @@ def test_a_grammar_that_cannot_be_compiled_is_said_once_with_its_cause(
         def _create_grammar(self, request: Any) -> Any:
             raise ValueError("no such rule")
 
-    monkeypatch.setattr(grammar_v1, "StructuredOutputManager", Manager)
+    monkeypatch.setattr(draft_grammars, "StructuredOutputManager", Manager)
     grammars = DraftGrammars(CONFIG)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     for request_id in ("a", "b"):
         request = SimpleNamespace(req_id=request_id, sampling_params=params)
         if is_cached:
-            key = grammar_v1.StructuredOutputRequest.from_sampling_params(params)
+            key = draft_grammars.StructuredOutputRequest.from_sampling_params(params)
             assert key is not None
             grammars._cached[key.structured_output_key] = None
         grammars.meet([request], ())

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
-from vllm_mtp.integration.logits_processors_v1 import CountsKnownTokens
+from vllm_mtp.integration.v1.logits_processors import CountsKnownTokens
 
 STOP = 7
 

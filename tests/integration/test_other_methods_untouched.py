@@ -8,9 +8,9 @@ import pytest
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.support.random_checkpoints import write_checkpoint
-from vllm_mtp.integration import engine_args
-from vllm_mtp.integration.plugin import register
-from vllm_mtp.integration.wrapping import is_wrapped
+from vllm_mtp.integration.load import engine_args
+from vllm_mtp.integration.load.plugin import register
+from vllm_mtp.integration.load.wrapping import is_wrapped
 
 CONFIGS = {
     "none": None,
@@ -126,7 +126,7 @@ def test_what_vllm_refuses_when_it_speculates_it_goes_on_refusing() -> None:
     from vllm.exceptions import VLLMValidationError
     from vllm.sampling_params import SamplingParams
 
-    from vllm_mtp.integration import request_validation
+    from vllm_mtp.integration.scheduler import request_validation
 
     request_validation.install()
     with pytest.raises(VLLMValidationError, match="min_p"):

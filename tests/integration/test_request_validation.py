@@ -8,8 +8,8 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from vllm_mtp.integration.request_validation import _wrap_all
-from vllm_mtp.integration.settings import SETTINGS_KEY
+from vllm_mtp.integration.load.settings import SETTINGS_KEY
+from vllm_mtp.integration.scheduler.request_validation import _wrap_all
 
 GRAMMAR = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[0-9]"))
 

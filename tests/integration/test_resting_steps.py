@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vllm_mtp.integration.resting_steps import MAX_STEPS, RestingSteps
-from vllm_mtp.integration.scheduled_steps import ScheduledStep
+from vllm_mtp.integration.scheduler.scheduled_steps import ScheduledStep
+from vllm_mtp.integration.scheduler.undecided_steps import MAX_STEPS, RestingSteps
 
 LAST = ScheduledStep(2, 2, 2, 0, 100, 0, 0, is_greedy=False)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.linear import LinearBase
 
-from vllm_mtp.integration.draft_weights import has_kernel
-from vllm_mtp.integration.rounded_weights import (
+from vllm_mtp.integration.cpu.int8_drafts import has_kernel
+from vllm_mtp.integration.cpu.int8_weights import (
     MAX_FEW_ROWS,
     MIN_WEIGHTS,
     FewRowsLinear,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mtp.control.catching_up import caught_up_now
-from vllm_mtp.integration import scheduled_steps
-from vllm_mtp.integration.scheduled_steps import (
+from vllm_mtp.integration.scheduler import scheduled_steps
+from vllm_mtp.integration.scheduler.scheduled_steps import (
     CaughtUp,
     ScheduledStep,
     StepOutcomes,

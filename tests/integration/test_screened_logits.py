@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vllm_mtp.integration.screened_head import ScreenedLogits, _Copy
+from vllm_mtp.integration.cpu.prefiltered_head import ScreenedLogits, _Copy
 
 WHOLE, SCREENED = torch.zeros(1, 4), torch.ones(1, 4)
 

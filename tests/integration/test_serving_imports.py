@@ -25,11 +25,14 @@ def watched(name, globals=None, locals=None, fromlist=(), level=0):
 
 builtins.__import__ = watched
 import vllm_mtp.integration as package
-from vllm_mtp.integration import plugin
+from vllm_mtp.integration.load import plugin
 
 plugin.register()
-for module in pkgutil.iter_modules(package.__path__):
-    importlib.import_module(f"{package.__name__}.{module.name}")
+prefix = f"{package.__name__}."
+names = [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
+assert f"{prefix}v2.speculator" in names
+for name in names:
+    importlib.import_module(name)
 print(*sorted(found))
 parts = ("vllm_mtp.tools", "vllm_mtp.cli", "vllm_mtp.tuning", "benchmarks", "tests")
 print(*sorted(name for name in sys.modules if name.startswith(parts)))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from vllm_mtp.control.fixed import FixedController
-from vllm_mtp.integration import step_metrics
-from vllm_mtp.integration.stat_logger import take_stats
-from vllm_mtp.integration.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.vocabulary_news import (
+from vllm_mtp.integration.observe import step_metrics
+from vllm_mtp.integration.observe.stat_logger import take_stats
+from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
+from vllm_mtp.integration.scheduler.vocabulary_news import (
     VocabularyNews,
     news_of,
     verdicts_of,

@@ -17,8 +17,8 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.random_checkpoints import write_checkpoint
 from tests.support.vocabulary import write_list
 from vllm_mtp.config import ConfigError
-from vllm_mtp.integration import compat, engine_args
-from vllm_mtp.integration.compat import CompatibilityError
+from vllm_mtp.integration.load import compat, engine_args
+from vllm_mtp.integration.load.compat import CompatibilityError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from vllm_mtp.integration.block_verification_v1 import verify_blocks
+from vllm_mtp.integration.v1.block_verification import verify_blocks
 
 VOCAB_SIZE = 50
 LENGTHS = [0, 2, 0, 1]

@@ -16,7 +16,9 @@ import functools
 
 
 def register():
-    from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler as theirs
+    from vllm_mtp.integration.v1 import rejection_sampler
+
+    theirs = rejection_sampler.MTPPlusRejectionSampler
 
     right = theirs.forward
 

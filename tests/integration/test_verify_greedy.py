@@ -12,8 +12,8 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
 from tests.support.sampling_metadata import draft_metadata, sampling_metadata
-from vllm_mtp.integration.logits_processors_v1 import is_plainly_greedy
-from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
+from vllm_mtp.integration.v1.logits_processors import is_plainly_greedy
+from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 40

@@ -14,9 +14,9 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from tests.support.sampling_metadata import draft_metadata, sampling_metadata
-from vllm_mtp.integration import sampling_v1, verification_v1
-from vllm_mtp.integration.logits_processors_v1 import is_plainly_sampled
-from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
+from vllm_mtp.integration.v1 import cpu_sampling, rejection_sampler
+from vllm_mtp.integration.v1.logits_processors import is_plainly_sampled
+from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 
 VOCAB_SIZE = 40
 LENGTHS = [0, 3, 1, 2, 0, 3]
@@ -65,7 +65,7 @@ def verify(
         rows = draft_metadata([[0] * k for k in LENGTHS]).target_logits_indices
         drafts = logits[rows].argmax(dim=-1)
     sampler = Sampler()
-    sampling_v1.sample_fast_on_cpu(sampler)
+    cpu_sampling.sample_fast_on_cpu(sampler)
     config = SimpleNamespace(rejection_sample_method="standard")
     ours = MTPPlusRejectionSampler(sampler, config, torch.device("cpu"))
     ours.tests_blocks = True
@@ -85,17 +85,17 @@ def test_the_same_random_numbers_give_the_same_tokens(
     name: str, is_drawn: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Or so small a vocabulary would be sampled by vLLM's kernel.
-    monkeypatch.setattr(sampling_v1, "FEW_LOGITS", 0)
-    calls, distributions = [], verification_v1.distributions
+    monkeypatch.setattr(cpu_sampling, "FEW_LOGITS", 0)
+    calls, distributions = [], rejection_sampler.distributions
     monkeypatch.setattr(
-        verification_v1,
+        rejection_sampler,
         "distributions",
         lambda *args: calls.append(args) or distributions(*args),
     )
     sampling, seeds = sampled(**CHANGES[name]), range(40)
     found = [verify(seed, sampling, is_drawn, dtype) for seed in seeds]
     assert len(calls) == len(seeds), "all went the shorter way"
-    monkeypatch.setattr(verification_v1, "is_plainly_sampled", lambda given: False)
+    monkeypatch.setattr(rejection_sampler, "is_plainly_sampled", lambda given: False)
     wanted = [verify(seed, sampling, is_drawn, dtype) for seed in seeds]
     assert len(calls) == len(seeds), "none did"
     assert all(map(torch.equal, found, wanted))

@@ -180,9 +180,9 @@ def _break_drafter(jobs: Jobs) -> list[int]:
     from tests.support.faults import break_call
 
     if jobs.v2:
-        from vllm_mtp.integration.speculator_v2 import _MTPPlusSpeculator as drafter
+        from vllm_mtp.integration.v2.speculator import _MTPPlusSpeculator as drafter
     else:
-        from vllm_mtp.integration.proposer_v1 import _MTPPlusDrafter as drafter
+        from vllm_mtp.integration.v1.drafter import _MTPPlusDrafter as drafter
     return break_call(drafter, "propose", jobs.break_drafter_at, runs_first=True)
 
 
@@ -224,15 +224,15 @@ def _play(llm: Any, script: list[int]) -> Any:
 
 def _never_rest() -> None:
     """From here on this process keeps the MTP layers' KV always up to date."""
-    from vllm_mtp.integration import pause
+    from vllm_mtp.integration.worker import drafting_disabled
 
-    pause.may_rest = lambda config: False
+    drafting_disabled.may_rest = lambda config: False
 
 
 def _count_steps() -> tuple[list[int], list[int]]:
     """Steps that compare and that rest: lists of one number, from here on."""
-    from vllm_mtp.integration.greedy_v2 import GreedyVerification
-    from vllm_mtp.integration.pause_v2 import RestsWhileOff
+    from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
+    from vllm_mtp.integration.v2.kv_backfill import RestsWhileOff
 
     return (
         _count_calls(GreedyVerification, "sample"),

@@ -111,7 +111,7 @@ def _their_sampler(method: str) -> Any:
 def _ours(theirs: Any, logits: Any, step: Any, batch: Any) -> Any:
     import torch
 
-    from vllm_mtp.integration.greedy_v2 import GreedyVerification
+    from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 
     runner = SimpleNamespace(
         device=torch.device("cpu"),

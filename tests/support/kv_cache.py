@@ -13,8 +13,8 @@ import torch
 
 from tests.support.engines import model_runner
 from tests.support.watch import scheduler_of
-from vllm_mtp.integration import kv_layout
-from vllm_mtp.integration.resting_v1 import RestingRunner
+from vllm_mtp.integration.v1.drafting_disabled import RestingRunner
+from vllm_mtp.integration.worker import kv_layout
 from vllm_mtp.kernels.reference import byte_offsets
 
 

@@ -22,13 +22,13 @@ def _around(owner: Any, name: str, wrong: Callable[..., Any]) -> Any:
 
 
 def _rows() -> Any:
-    from vllm_mtp.integration import verified_rows_v1
+    from vllm_mtp.integration.v1 import verified_rows
 
-    return verified_rows_v1
+    return verified_rows
 
 
 def _sampler() -> Any:
-    from vllm_mtp.integration.verification_v1 import MTPPlusRejectionSampler
+    from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 
     return MTPPlusRejectionSampler
 
@@ -63,7 +63,7 @@ def drafts_do_not_count() -> AbstractContextManager[Any]:
 
 def stop_tokens_are_masked_one_row_late() -> AbstractContextManager[Any]:
     """``min_tokens`` counts one token less than there is."""
-    from vllm_mtp.integration.logits_processors_v1 import BatchRequests
+    from vllm_mtp.integration.v1.logits_processors import BatchRequests
 
     def wrong(
         right: Any, self: Any, requests: Any, outputs: Sequence[Sequence[int]]
@@ -75,7 +75,7 @@ def stop_tokens_are_masked_one_row_late() -> AbstractContextManager[Any]:
 
 def biases_miss_the_bonus_row() -> AbstractContextManager[Any]:
     """``logit_bias`` holds for draft tokens alone."""
-    from vllm_mtp.integration.logits_processors_v1 import BatchRequests
+    from vllm_mtp.integration.v1.logits_processors import BatchRequests
 
     def wrong(right: Any, self: Any, requests: Sequence[int], outputs: Any) -> Any:
         processors = right(self, requests, outputs)
@@ -95,7 +95,7 @@ def biases_miss_the_bonus_row() -> AbstractContextManager[Any]:
 
 def allowed_tokens_hold_for_first_rows_alone() -> AbstractContextManager[Any]:
     """``allowed_token_ids`` are forgotten from a request's second row on."""
-    from vllm_mtp.integration import verification_v1
+    from vllm_mtp.integration.v1 import rejection_sampler
 
     def wrong(right: Any, metadata: Any, sampling: Any) -> Any:
         found = right(metadata, sampling)
@@ -109,14 +109,14 @@ def allowed_tokens_hold_for_first_rows_alone() -> AbstractContextManager[Any]:
             sampling=replace(found.sampling, allowed_token_ids_mask=mask)
         )
 
-    return _around(verification_v1, "verified_rows", wrong)
+    return _around(rejection_sampler, "verified_rows", wrong)
 
 
 # -- thinking budgets -----------------------------------------------------------------
 
 
 def _budgets() -> Any:
-    from vllm_mtp.integration.thinking_budgets_v1 import ThinkingBudgets
+    from vllm_mtp.integration.v1.thinking_budgets import ThinkingBudgets
 
     return ThinkingBudgets
 
@@ -194,7 +194,7 @@ def grammars_are_not_rolled_back() -> AbstractContextManager[Any]:
 
 def seeded_requests_are_drafted_for() -> AbstractContextManager[Any]:
     """A seed does not keep a sampled request from being drafted for."""
-    from vllm_mtp.integration import controlled_scheduler
+    from vllm_mtp.integration.scheduler import controlled_scheduler
 
     def wrong(right: Any, request: Any, max_draft_length: int) -> Any:
         traits = right(request, max_draft_length)
@@ -209,7 +209,7 @@ def sessions_keep_accepted_drafts() -> AbstractContextManager[Any]:
     """A session's turn keeps the KV of draft tokens behind its last token."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from vllm_mtp.integration.controlled_scheduler import ControlledScheduler
+    from vllm_mtp.integration.scheduler.controlled_scheduler import ControlledScheduler
 
     def wrong(right: Any, self: Any, session: Any, update: Any) -> None:
         Scheduler._update_request_as_session(self, session, update)

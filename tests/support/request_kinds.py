@@ -47,7 +47,7 @@ def answer_all(order: dict[str, Any]) -> None:
     """
     from tests.support.engine_jobs import let_the_cpu_schedule_async
     from tests.support.engines import counters, engine, model_runner
-    from vllm_mtp.integration.reference_v1 import answer_as_if_alone
+    from vllm_mtp.integration.v1.reference import answer_as_if_alone
 
     register_reasoning_parser()
     results, plain = [], None

@@ -54,13 +54,19 @@ FORBIDDEN_THIRD_PARTY = {
     "cli": {"vllm", "torch"},
 }
 
-ADAPTERS = {"proposer_v1": "speculator_v2", "speculator_v2": "proposer_v1"}
-"""The adapters of the two runners never import each other."""
+OTHER_RUNNER = {"v1": "v2", "v2": "v1"}
+"""Rooms of `integration/`: the two runners never import each other."""
 
 
 def part_of(module: str) -> str:
     """``vllm_mtp.control.fixed`` -> ``control``."""
     return module.split(".")[1] if "." in module else ""
+
+
+def room_of(module: str) -> str:
+    """``vllm_mtp.integration.v1.drafter`` -> ``v1``; "" outside `integration/`."""
+    names = module.split(".")
+    return names[2] if part_of(module) == "integration" and len(names) > 3 else ""
 
 
 def layer_of(part: str) -> int:
@@ -102,9 +108,8 @@ def violations(module: str, source: str) -> list[str]:
         other = part_of(name)
         if other != part and layer_of(other) >= layer_of(part):
             found.append(f"{module} imports {name}, which is not below it")
-        adapter = ADAPTERS.get(module.split(".")[-1])
-        if adapter is not None and adapter in name.split("."):
-            found.append(f"{module} imports {name}, the other runner's adapter")
+        if room_of(name) and room_of(name) == OTHER_RUNNER.get(room_of(module)):
+            found.append(f"{module} imports {name}, the other runner's")
     return found
 
 
@@ -144,7 +149,7 @@ def test_every_part_of_the_package_has_a_layer() -> None:
     [
         ("vllm_mtp.control.x", "import torch"),
         ("vllm_mtp.control.x", "def f():\n    from vllm.config import VllmConfig"),
-        ("vllm_mtp.control.x", "from vllm_mtp.integration import compat"),
+        ("vllm_mtp.control.x", "from vllm_mtp.integration.load import compat"),
         ("vllm_mtp.control.x", "from vllm_mtp import kernels"),
         ("vllm_mtp.records", "from vllm_mtp.config import METHOD"),
         ("vllm_mtp.tools.x", "from vllm_mtp.tuning import model"),
@@ -152,8 +157,8 @@ def test_every_part_of_the_package_has_a_layer() -> None:
         ("vllm_mtp.integration.x", "from vllm_mtp.tools import eval"),
         ("vllm_mtp.metrics.x", "from rich.table import Table"),
         (
-            "vllm_mtp.integration.proposer_v1",
-            "from vllm_mtp.integration.speculator_v2 import MTPPlusSpeculator",
+            "vllm_mtp.integration.v1.drafter",
+            "from vllm_mtp.integration.v2.speculator import MTPPlusSpeculator",
         ),
         ("vllm_mtp.cli.x", "import vllm.config"),
         ("vllm_mtp.tools.x", "def f():\n    from benchmarks.grid import cells"),
@@ -167,7 +172,7 @@ def test_the_rule_sees_a_forbidden_import(module: str, source: str) -> None:
 
 def test_the_entry_module_imports_nothing_outside_the_standard_library() -> None:
     """vLLM only logs an exception while importing it; the plugin would be missing."""
-    tree = ast.parse((PACKAGE / "integration" / "plugin.py").read_text())
+    tree = ast.parse((PACKAGE / "integration" / "load" / "plugin.py").read_text())
     names = {
         name.split(".")[0]
         for node in tree.body

@@ -41,7 +41,7 @@ def test_the_options_command_prints_that_table() -> None:
 
 
 def test_the_supported_vllm_is_the_one_that_pip_installs() -> None:
-    from vllm_mtp.integration.compat import SUPPORTED_VLLM
+    from vllm_mtp.integration.load.compat import SUPPORTED_VLLM
 
     required = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
     assert {str(s) for s in required["vllm"]} == {str(s) for s in SUPPORTED_VLLM}

@@ -41,11 +41,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.sample import rejection_sampler
 
-from vllm_mtp.integration import mends
+from vllm_mtp.integration.cpu import workarounds
 from vllm_mtp.integration.engine_round import Round, Totals
-from vllm_mtp.integration.fuzz_engine import async_scheduling_on_cpu, engine_args, play
-from vllm_mtp.integration.stat_logger import MTPPlusStatLogger
-from vllm_mtp.integration.step_metrics import StepMetrics
+from vllm_mtp.integration.fuzz.engine import async_scheduling_on_cpu, engine_args, play
+from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+from vllm_mtp.integration.observe.step_metrics import StepMetrics
 from vllm_mtp.integration.step_split import timed_parts
 
 
@@ -73,7 +73,7 @@ class CommandedEngine:
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
         # all contenders get it (see mends.py). Now: starting installs the faulty one.
         if current_platform.is_cpu():
-            mends.mend_expand_kernel()
+            workarounds.mend_expand_kernel()
         self.num_requests = 0
         self._cores = os.sched_getaffinity(0)
         self._round: Round | None = None
@@ -94,7 +94,7 @@ class CommandedEngine:
             if speculation
             else 0,
             "is_v2": config.use_v2_model_runner,
-            "has_mended_sampling": expand is mends.expand_kernel,
+            "has_mended_sampling": expand is workarounds.expand_kernel,
             **_memory(),
         }
 
@@ -212,7 +212,7 @@ class CommandedEngine:
         }
 
     def play(self, **order: Any) -> dict[str, Any]:
-        """Requests of the fuzzer; see ``fuzz_engine.py``.
+        """Requests of the fuzzer; see ``fuzz/engine.py``.
 
         Returns:
             What it says, ``drafted`` and ``accepted`` tokens, and ``num_preempted``.

@@ -17,13 +17,13 @@ from rich.text import Text
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows
-from vllm_mtp.integration.doctor import (
+from vllm_mtp.integration.load.doctor import (
     MachineFacts,
     ModelFacts,
     machine_facts,
     model_facts,
 )
-from vllm_mtp.integration.pause import MAX_UNSEEN_BYTES
+from vllm_mtp.integration.worker.drafting_disabled import MAX_UNSEEN_BYTES
 from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
 from vllm_mtp.tools.provenance import collect_provenance

@@ -239,7 +239,7 @@ def compare_play(
         reference: Knows the right answers.
         axis_name: Name of the engine.
         play: The requests.
-        played: See ``integration/fuzz_engine.py``.
+        played: See ``integration/fuzz/engine.py``.
         findings: Added to.
     """
     findings.num_requests += len(play)

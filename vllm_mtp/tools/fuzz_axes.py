@@ -41,7 +41,7 @@ ADAPTER_SLOTS: dict[str, Any] = {
 CONNECTOR: dict[str, Any] = {
     "kv_transfer_config": {
         "kv_connector": "FuzzConnector",
-        "kv_connector_module_path": "vllm_mtp.integration.fuzz_connector",
+        "kv_connector_module_path": "vllm_mtp.integration.fuzz.connector",
         "kv_role": "kv_both",
     },
     # All prompts that come again are loaded, and vLLM's example wants whole prompts.

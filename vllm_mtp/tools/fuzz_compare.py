@@ -14,7 +14,7 @@ from vllm_mtp.config import METHOD
 from vllm_mtp.request_options import FLAT_KEY
 
 Answer = Mapping[str, Any]
-"""See ``integration/fuzz_answers.py``."""
+"""See ``integration/fuzz/answers.py``."""
 
 LOGPROB_TOLERANCE = 1e-3
 """How far apart logarithms of probabilities may lie in float32; see

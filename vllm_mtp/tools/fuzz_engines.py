@@ -118,7 +118,7 @@ class Player:
         is_undisturbed: bool = False,
         seed: int = 0,
     ) -> dict[str, Any]:
-        """See ``integration/fuzz_engine.py``; an engine that died is replaced."""
+        """See ``integration/fuzz/engine.py``; an engine that died is replaced."""
         engine = self._running()
         try:
             played = engine.ask(

@@ -11,7 +11,7 @@ from typing import Any
 MAX_TOKENS = 40
 MAX_PIN = 8
 THINKING_END_TOKEN_ID = 756
-"""Of `integration/fuzz_reasoning.py`."""
+"""Of `integration/fuzz/reasoning.py`."""
 
 _POINT = {
     "type": "object",

@@ -34,7 +34,7 @@ KV_CACHE_BYTES = 64 * 2**20
 REASONING_PARSER = "mtp_plus_fuzz"
 
 _PACKAGE = Path(__file__).parents[1]
-_PARSER_FILE = _PACKAGE / "integration" / "fuzz_reasoning.py"
+_PARSER_FILE = _PACKAGE / "integration" / "fuzz" / "reasoning.py"
 _CHAT_TEMPLATE = _PACKAGE / "assets" / "http_fuzz" / "chat_template.jinja"
 
 NUM_TEXTS = 12

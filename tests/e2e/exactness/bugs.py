@@ -134,7 +134,7 @@ def _change_rows_of_drafts(
     patch: pytest.MonkeyPatch, change: Callable[[Any, torch.Tensor], dict[str, Any]]
 ) -> None:
     """Rows of draft tokens forget a sampling parameter; the bonus row keeps it."""
-    from vllm_mtp.integration import verification_v1
+    from vllm_mtp.integration.v1 import rejection_sampler
 
     def wrong(rows: Any, metadata: Any, sampling: Any) -> Any:
         found = rows(metadata, sampling)
@@ -143,7 +143,7 @@ def _change_rows_of_drafts(
         changed = replace(found.sampling, **change(found.sampling, is_draft))
         return found._replace(sampling=changed)
 
-    _wrap(patch, verification_v1, "verified_rows", wrong)
+    _wrap(patch, rejection_sampler, "verified_rows", wrong)
 
 
 def forgets_the_temperature(patch: pytest.MonkeyPatch, runner: Any) -> None:

@@ -1,0 +1,119 @@
+"""What vLLM makes of a model and of this machine, before anything is loaded."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.hub import cached_file
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.load import checkpoint, compat
+from vllm_mtp.kernels.dispatch import available
+
+GROUPS = ("core", "v1", "v2", "cpu")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Of a model's config, as vLLM reads it."""
+
+    architecture: str
+    draft_architecture: str
+    num_mtp_layers: int
+    mtp_patterns: list[str]
+    """What the names of each MTP layer's weights begin with; empty for families whose
+    names are not known."""
+    folder: Path | None
+    """Where its files are; None if they are not on this machine."""
+    num_hidden_layers: int
+    hidden_size: int
+    vocab_size: int
+    dtype_bytes: int
+
+
+def model_facts(model: str) -> ModelFacts:
+    """Read a model's config.
+
+    Args:
+        model: Folder or hub name.
+
+    Raises:
+        ConfigError: vLLM cannot read it, or it has no MTP layers.
+    """
+    try:
+        config = EngineArgs(model=model).create_model_config()
+    except (ValueError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model: {model!r} cannot be read: {first_line}") from None
+    num_layers = checkpoint.count_mtp_layers(config)
+    draft = checkpoint.draft_hf_config(config)
+    return ModelFacts(
+        architecture=", ".join(config.architectures),
+        draft_architecture=draft.architectures[0],
+        num_mtp_layers=num_layers,
+        mtp_patterns=checkpoint.weight_patterns(draft),
+        folder=_folder_of(model),
+        num_hidden_layers=config.get_total_num_hidden_layers(),
+        hidden_size=config.get_hidden_size(),
+        vocab_size=config.get_vocab_size(),
+        dtype_bytes=torch.empty(0, dtype=config.dtype).itemsize,
+    )
+
+
+def _folder_of(model: str) -> Path | None:
+    if Path(model).is_dir():
+        return Path(model)
+    found = cached_file(
+        model,
+        "config.json",
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found).parent
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """Of this installation."""
+
+    vllm_version: str
+    vllm_problems: list[str]
+    """Empty where this package fits."""
+    device: str
+    kernels: dict[str, str | None]
+    """Why each rollback backend cannot run here; None where it can."""
+
+
+def machine_facts() -> MachineFacts:
+    """Look at the installed vLLM, the device and the kernels."""
+    return MachineFacts(
+        version("vllm"),
+        _vllm_problems(),
+        current_platform.device_name or current_platform.device_type,
+        available(torch.device(_torch_device())),
+    )
+
+
+def _torch_device() -> str:
+    return "cpu" if current_platform.is_cpu() else str(current_platform.device_type)
+
+
+def _vllm_problems() -> list[str]:
+    try:
+        compat.check(_groups())
+    except compat.CompatibilityError as error:
+        return [str(error)]
+    return []
+
+
+def _groups() -> tuple[str, ...]:
+    """Of seams that this machine can have: V2 needs Triton, CPU workers a CPU."""
+    from vllm.triton_utils import HAS_TRITON
+
+    others: dict[str, Any] = {"v2": HAS_TRITON, "cpu": current_platform.is_cpu()}
+    return tuple(group for group in GROUPS if others.get(group, True))

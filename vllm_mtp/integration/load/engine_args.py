@@ -1,0 +1,218 @@
+"""The one seam on the way in: ``EngineArgs`` learns the method ``mtp_plus``.
+
+vLLM's list of methods is closed, so the user's dict is divided here, once: vLLM gets
+its own ``mtp`` (every ``method == "mtp"`` test inside it keeps working) and ours
+travels in the official ``additional_config``. When the platform has resolved
+everything, our worker and scheduler classes are named in the finished config.
+
+Three functions of ``EngineArgs`` are wrapped. Each calls vLLM's original and hands its
+result on untouched unless the method is ours.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.tokenizers import cached_tokenizer_from_config
+
+from vllm_mtp.config import (
+    METHOD,
+    ConfigError,
+    MTPPlusConfig,
+    SplitOptions,
+    resolve_draft_length,
+    split_options,
+)
+from vllm_mtp.drafting.vocabulary_list import (
+    check_belongs,
+    fingerprint,
+    read_vocabulary_list,
+)
+from vllm_mtp.integration.load import checkpoint, compat
+from vllm_mtp.integration.load.classes import WORKERS, name_our_classes
+from vllm_mtp.integration.load.command_line import clear_exit
+from vllm_mtp.integration.load.settings import SETTINGS_KEY
+from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
+from vllm_mtp.integration.worker.draft_sampling import choose_methods
+
+_FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""Top-level aliases of vLLM for keys of the speculative config."""
+
+_REQUEST_METRICS = "per_request_spec_decode_metrics"
+
+
+def install() -> None:
+    """Wrap ``EngineArgs``; a second call changes nothing."""
+    for name, wrap in _WRAPPERS.items():
+        wrap_once(EngineArgs, name, wrap)
+
+
+def uninstall() -> None:
+    """Put vLLM's own functions back."""
+    for name in _WRAPPERS:
+        unwrap(EngineArgs, name)
+
+
+def _wrap_create_engine_config(
+    original: Callable[..., VllmConfig],
+) -> Callable[..., VllmConfig]:
+    def create_engine_config(self: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        if not _is_ours(self):
+            return original(self, *args, **kwargs)
+        # vLLM may ask the same EngineArgs again: leave it as it came.
+        before = _snapshot(self)
+        try:
+            with clear_exit():
+                compat.check({"core"})
+                _refuse_user_classes(self)
+                # Mistakes in the options, before the model's config is even read.
+                _split(self)
+                _report_per_request(self)
+                config = original(self, *args, **kwargs)
+                _finish(config)
+                return config
+        finally:
+            vars(self).update(before)
+
+    return create_engine_config
+
+
+def _wrap_create_speculative_config(
+    original: Callable[..., SpeculativeConfig | None],
+) -> Callable[..., SpeculativeConfig | None]:
+    def create_speculative_config(
+        self: EngineArgs, target_model_config: Any, target_parallel_config: Any
+    ) -> SpeculativeConfig | None:
+        if _is_ours(self):
+            _hand_over_to_vllm(self, target_model_config)
+        return original(self, target_model_config, target_parallel_config)
+
+    return create_speculative_config
+
+
+def _wrap_add_cli_args(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def add_cli_args(parser: Any) -> Any:
+        parser = original(parser)
+        for action in parser._actions:
+            if "--spec-method" in action.option_strings:
+                action.choices = [*action.choices, METHOD]
+        return parser
+
+    return add_cli_args
+
+
+_WRAPPERS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "create_engine_config": _wrap_create_engine_config,
+    "create_speculative_config": _wrap_create_speculative_config,
+    "add_cli_args": _wrap_add_cli_args,
+}
+
+
+def _is_ours(args: EngineArgs) -> bool:
+    options = args.speculative_config
+    in_options = isinstance(options, dict) and options.get("method") == METHOD
+    return in_options or args.spec_method == METHOD
+
+
+def _snapshot(args: EngineArgs) -> dict[str, Any]:
+    names = (
+        "speculative_config",
+        "additional_config",
+        "spec_method",
+        _REQUEST_METRICS,
+        *_FLAGS,
+    )
+    return {name: getattr(args, name) for name in names}
+
+
+def _split(args: EngineArgs) -> SplitOptions:
+    """Divide the user's options; the aliases on the command line count as options."""
+    options = dict(args.speculative_config or {})
+    if options.setdefault("method", METHOD) != METHOD:
+        raise ConfigError(
+            f"--spec-method {METHOD} contradicts speculative_config.method="
+            f"{options['method']!r}: give one of them."
+        )
+    for flag, key in _FLAGS.items():
+        value = getattr(args, flag)
+        if value is not None and options.setdefault(key, value) != value:
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} {value} contradicts "
+                f"speculative_config.{key}={options[key]!r}: give one of them."
+            )
+    vllm_keys = frozenset(f.name for f in dataclasses.fields(SpeculativeConfig))
+    split = split_options(options, vllm_keys)
+    if split.own.lists_draft_vocab:
+        read_vocabulary_list(split.own.draft_vocab)
+    return split
+
+
+def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
+    """Replace our options in ``args`` by vLLM's ``mtp``, once the model is known."""
+    split = _split(args)
+    num_layers = checkpoint.count_mtp_layers(target_model_config)
+    draft_length = resolve_draft_length(split.own, num_layers)
+    if "model" not in split.passthrough:
+        checkpoint.check_mtp_weights(target_model_config, str(args.load_format))
+    _check_draft_vocab(split.own, target_model_config)
+    args.speculative_config = split.vllm_options(draft_length, num_layers)
+    args.spec_method = args.spec_model = args.spec_tokens = None
+    args.additional_config = {
+        **args.additional_config,
+        SETTINGS_KEY: split.own.model_dump(mode="json"),
+    }
+
+
+def _report_per_request(args: EngineArgs) -> None:
+    """Responses say what became of their drafts, unless more is asked for.
+
+    Which costs a count for each verified draft; "none" is vLLM's default and cannot be
+    told from a user's wish.
+    """
+    if getattr(args, _REQUEST_METRICS) == "none":
+        setattr(args, _REQUEST_METRICS, "summary")
+
+
+def _check_draft_vocab(own: MTPPlusConfig, model_config: Any) -> None:
+    """Refuse a draft vocabulary that does not fit the model, before it is loaded."""
+    vocab_size = model_config.get_vocab_size()
+    if own.draft_vocab_size is not None and own.draft_vocab_size > vocab_size:
+        raise ConfigError(
+            f"speculative_config.draft_vocab_size={own.draft_vocab_size} is not "
+            f"allowed: must be at most {vocab_size}, the size of the vocabulary."
+        )
+    if own.lists_draft_vocab:
+        tokenizer = (
+            None
+            if model_config.skip_tokenizer_init
+            else cached_tokenizer_from_config(model_config)
+        )
+        sha256 = tokenizer and fingerprint(tokenizer.get_vocab())
+        check_belongs(own.draft_vocab, vocab_size, sha256)
+
+
+def _finish(config: VllmConfig) -> None:
+    if config.parallel_config.worker_cls in WORKERS.values():
+        return  # by a wrapper of ours that a decorator around it has hidden
+    if SETTINGS_KEY not in config.additional_config:
+        raise ConfigError(
+            f"model {config.model_config.model!r} brings its own speculative config "
+            f"(a speculators checkpoint): method {METHOD!r} cannot replace it; serve "
+            "the target model itself."
+        )
+    choose_methods(config)
+    name_our_classes(config)
+
+
+def _refuse_user_classes(args: EngineArgs) -> None:
+    for option, value, default in (
+        ("--scheduler-cls", args.scheduler_cls, None),
+        ("--worker-cls", args.worker_cls, "auto"),
+    ):
+        if value != default:
+            raise ConfigError(
+                f"{option}={value!r} cannot be combined with method {METHOD!r}, which "
+                f"brings its own: remove {option}."
+            )

@@ -1,0 +1,30 @@
+"""Responses also say the mean K of their request, beside vLLM's figures."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+from vllm_mtp.integration.load.wrapping import wrap_once
+
+MEAN_DRAFT_LENGTH = "mean_draft_length"
+"""Draft tokens that a verification looked at, in the mean; 0 without any."""
+
+
+def install() -> None:
+    """Wrap what makes a response's figures; twice changes nothing.
+
+    Called when an engine with our method is configured: servers of other methods keep
+    vLLM's own function.
+    """
+    wrap_once(RequestSpecDecodeMetrics, "to_dict", _wrap)
+
+
+def _wrap(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def to_dict(self: Any) -> dict[str, Any]:
+        figures = original(self)
+        num_steps = figures["num_spec_steps"]
+        mean = figures["num_draft_tokens"] / num_steps if num_steps else 0.0
+        return {MEAN_DRAFT_LENGTH: mean, **figures}
+
+    return to_dict

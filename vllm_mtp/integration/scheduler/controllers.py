@@ -1,0 +1,61 @@
+"""Which controller a scheduler gets, and which depths it may choose."""
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+from vllm_mtp.config import graph_tiers
+from vllm_mtp.control.controller import Controller
+from vllm_mtp.control.factory import common_depth, make_controller
+from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_path
+from vllm_mtp.integration.scheduler.early_stop import may_stop_early
+from vllm_mtp.integration.worker.draft_sampling import draws_drafts, judges_drafts
+
+
+def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
+    """The controller that an engine's configuration asks for, traced if it says so.
+
+    Args:
+        vllm_config: vLLM's.
+        compares_drafts: Drafts come back to the scheduler, verified or not.
+    """
+    own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
+    depths = allowed_depths(vllm_config)
+    controller = make_controller(
+        own,
+        bound,
+        depths,
+        max_graph_rows=max_graph_rows(vllm_config),
+        compares_drafts=compares_drafts,
+        draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
+        stops_early=may_stop_early(vllm_config),
+        is_cpu=current_platform.is_cpu(),
+    )
+    if own.trace_path is None:
+        return controller
+    path = trace_path(own.trace_path, vllm_config)
+    return TracingController(controller, path, trace_header(vllm_config), bound)
+
+
+def allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
+    """Depths that ranks agree on, or that have CUDA graphs; None for all."""
+    bound = vllm_config.num_speculative_tokens
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return common_depth(bound)
+    return graph_tiers(bound) if _has_full_graphs(vllm_config) else None
+
+
+def _has_full_graphs(vllm_config: Any) -> bool:
+    """Whether steps of equal draft lengths are replayed whole."""
+    mode = vllm_config.compilation_config.cudagraph_mode
+    return bool(vllm_config.use_v2_model_runner and mode.has_full_cudagraphs())
+
+
+def max_graph_rows(vllm_config: Any) -> int:
+    """Rows of the longest step that only equal draft lengths can make a graph."""
+    compilation = vllm_config.compilation_config
+    mixed_mode = compilation.cudagraph_mode.mixed_mode()
+    if not _has_full_graphs(vllm_config) or mixed_mode.has_full_cudagraphs():
+        return 0
+    return int(compilation.max_cudagraph_capture_size or 0)

@@ -1,0 +1,229 @@
+"""Drafters of Model Runner V2: vLLM's own, which also roll back rejected slots.
+
+V2 fuses the metadata rollback into its own kernels (``prepare_prefill_inputs`` and
+``prepare_decode_inputs``: counts arrive ready), so those stay. What is added is the
+payload rollback, between verification and the MTP layers' pass.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.spec_decode.gemma4.speculator import Gemma4Speculator
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
+    MultiModuleMTPSpeculator,
+)
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+from vllm_mtp.integration.load.compat import check_attributes
+from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
+from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary, follow_tokens
+from vllm_mtp.integration.v2.greedy_verification import verify_greedy_steps
+from vllm_mtp.integration.v2.kv_backfill import (
+    PAUSE_ATTRIBUTES,
+    RestsWhileOff,
+    rest_like_a_target_alone,
+)
+from vllm_mtp.integration.v2.listed_logprobs import score_listed_tokens
+from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
+from vllm_mtp.integration.worker.rollback import Rollback
+from vllm_mtp.records import RejectedSlots
+
+
+class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpeculator):
+    can_scrub = True
+    rollback: Rollback
+    model_runner: Any
+    _step: Any = None
+    """vLLM's ``ExecuteModelState`` while its tokens are sampled."""
+    _num_rejected: torch.Tensor | None = None
+    """``[num_reqs]``, from verification to drafting, in scrub mode."""
+    _draft_slots_buffer: torch.Tensor | None = None
+
+    def begin_step(self, state: Any) -> None:
+        """Take note of the target's pass whose tokens are about to be sampled."""
+        self._step = state
+
+    def end_step(self) -> None:
+        self._step = None
+
+    @property
+    def mtp_layers(self) -> Collection[str]:
+        """Attention layers that only drafting writes; none where the target's are."""
+        return self.draft_attn_layer_names if self.advance_draft_positions else ()
+
+    def propose(
+        self,
+        input_batch: Any,
+        *args: Any,
+        num_speculative_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        draft_tokens = super().propose(
+            input_batch,
+            *args,
+            num_speculative_tokens=num_speculative_tokens,
+            **kwargs,
+        )
+        # The scheduler reserves no slots for drafts where there are none.
+        has_drafted = num_speculative_tokens and self.mtp_layers
+        if has_drafted and self._num_rejected is not None:
+            self._scrub_drafted(input_batch, self._num_rejected)
+        self._num_rejected = None
+        return draft_tokens
+
+    def _scrub_drafted(
+        self,
+        input_batch: Any,
+        # [num_reqs]
+        num_rejected: torch.Tensor,
+    ) -> None:
+        """Zero what draft steps wrote, K_max - 1 slots from each committed length.
+
+        Where a CUDA graph replays all steps their slots cannot be noted on the way, so
+        they are computed again. The scheduler reserves them for every request.
+        """
+        num_reqs, num_steps = num_rejected.shape[0], self.num_speculative_steps - 1
+        if num_steps == 0:
+            return
+        lengths = input_batch.seq_lens[:num_reqs] - num_rejected
+        # Rows to zero are the last of each request: nearest positions come last, so
+        # that a request near the model's end has fewer rows, not slots of committed
+        # tokens.
+        backwards = torch.arange(num_steps - 1, -1, -1, device=self.device)
+        positions = (lengths[:, None] + backwards).clamp(max=self.max_model_len - 1)
+        num_rows = (self.max_model_len - lengths).clamp(0, num_steps)
+        starts = torch.arange(num_reqs + 1, device=self.device) * num_steps
+        starts = starts.to(torch.int32)
+        slots = self.block_tables.compute_slot_mappings(
+            input_batch.idx_mapping[:num_reqs],
+            starts,
+            positions.flatten(),
+            num_reqs * num_steps,
+            out=self._draft_slots(num_steps),
+        )
+        by_layer = build_slot_mappings_by_layer(slots, self.kv_cache_config)
+        self.rollback.scrub_drafted(by_layer, starts, num_rows.to(torch.int32))
+
+    def _draft_slots(self, num_steps: int) -> torch.Tensor:
+        """``[num_groups, max_num_reqs * num_steps]`` int64, the same each step."""
+        if self._draft_slots_buffer is None:
+            shape = (
+                self.block_tables.num_kv_cache_groups,
+                self.max_num_reqs * num_steps,
+            )
+            self._draft_slots_buffer = torch.empty(
+                shape, dtype=torch.int64, device=self.device
+            )
+        return self._draft_slots_buffer
+
+    def observe_verification(
+        self,
+        # [num_reqs] each, on the device
+        idx_mapping: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> None:
+        super().observe_verification(idx_mapping, num_sampled, num_rejected)
+        if self.on_rejected_slots is not None:
+            self.on_rejected_slots(
+                RejectedSlots(num_rejected, query_start_loc=None, slot_mapping=None)
+            )
+        if self.rollback.scrubs and self._step.slot_mappings_by_layer is not None:
+            self._num_rejected = num_rejected
+            self.rollback.scrub_rejected(
+                self._step.slot_mappings_by_layer,
+                self._step.input_batch.query_start_loc,
+                num_rejected,
+            )
+
+
+_LARGEST = 1e4
+"""In the place of a draft logit that is infinite; float16 holds it, too."""
+
+
+class _GoesOnWithout(SurvivesFailure, DraftModelSpeculator):
+    """In front of all that may break while drafts are made."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dummy_run"):  # a start must not pass over what is broken
+            return super().propose(*args, **kwargs)
+        if not self.has_failed:
+            with self.surviving():
+                return super().propose(*args, **kwargs)
+        input_batch = args[0] if args else kwargs["input_batch"]
+        if self.draft_logits is not None:
+            # Token 0 is certain to be proposed, and so accepted as often as it is said.
+            rows = input_batch.idx_mapping
+            self.draft_logits[rows] = -torch.inf
+            self.draft_logits[rows, :, 0] = 0.0
+        shape = (input_batch.num_reqs, self.num_speculative_steps)
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def compute_draft_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_draft_logits(*args, **kwargs)
+        if self.draft_logits is not None:
+            # Broken weights: whatever is proposed must be a distribution, because the
+            # acceptance test takes it out of the target's. Rows may be -inf in part.
+            logits = logits.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-torch.inf)
+        return logits
+
+
+class MTPPlusSpeculator(
+    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator
+):
+    """Most families: one MTP layer, run K times."""
+
+
+class MTPPlusMultiModuleSpeculator(
+    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
+):
+    """Several MTP layers, run in turn."""
+
+    can_scrub = False  # each layer drafts from other positions
+    can_rest = False
+    mtp_layers = ()
+
+
+class MTPPlusGemma4Speculator(_GoesOnWithout, _MTPPlusSpeculator, Gemma4Speculator):
+    """Gemma 4: the drafter reads the target's KV and keeps its position."""
+
+
+SPECULATOR_ATTRIBUTES = ("max_model_len", "max_num_reqs", "num_speculative_steps")
+
+OURS_BY_THEIRS: dict[type, type[_MTPPlusSpeculator]] = {
+    MTPSpeculator: MTPPlusSpeculator,
+    MultiModuleMTPSpeculator: MTPPlusMultiModuleSpeculator,
+    Gemma4Speculator: MTPPlusGemma4Speculator,
+}
+
+
+def replace_speculator(runner: Any, rollback: Rollback) -> None:
+    """Put our speculator where vLLM's was built; neither has loaded weights yet.
+
+    Args:
+        runner: vLLM's V2 model runner. Only the last pipeline rank has a speculator.
+        rollback: of the runner's worker.
+    """
+    theirs = runner.speculator
+    if theirs is None:
+        return
+    ours = OURS_BY_THEIRS[type(theirs)]
+    # The cached draft logits alone can be gigabytes: free them before ours are made.
+    runner.speculator = None
+    del theirs
+    runner.speculator = ours(runner.vllm_config, runner.device)
+    check_attributes(
+        runner, ("execute_model", "execute_model_state", "req_states", "sample")
+    )
+    check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *PAUSE_ATTRIBUTES))
+    runner.speculator.rollback = rollback
+    runner.speculator.model_runner = runner
+    runner.speculator.prepare_to_rest()
+    rest_like_a_target_alone(runner, runner.speculator)
+    verify_greedy_steps(runner)
+    score_listed_tokens(runner)
+    if isinstance(runner.speculator, DraftsFromVocabulary):
+        follow_tokens(runner, runner.speculator)

@@ -1,0 +1,117 @@
+"""The GPU worker: vLLM's own, whose drafter is replaced before weights are loaded."""
+
+from collections.abc import Collection
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.scheduler.vocabulary_news import with_news
+from vllm_mtp.integration.v1.drafting_disabled import (
+    StepMethods,
+    rest_like_a_target_alone,
+)
+from vllm_mtp.integration.worker.rollback import Rollback
+
+
+def tell_steps(runner: Any, drafter: Any) -> None:
+    """Let a drafter know the target's pass whose tokens are being sampled, and tell.
+
+    The runner is wrapped, not the worker: the Ray executor goes past the worker.
+    """
+    sample_tokens = runner.sample_tokens
+    is_first = True
+
+    def sample_tokens_of_step(grammar_output: Any) -> Any:
+        nonlocal is_first
+        drafter.begin_step(runner.execute_model_state)
+        try:
+            output = sample_tokens(grammar_output)
+        finally:
+            drafter.end_step()
+        vocabulary = getattr(drafter, "draft_vocab", None)
+        judge = getattr(drafter, "judge", None)
+        news = None if vocabulary is None else vocabulary.take_news()
+        verdicts = {} if judge is None else judge.take_verdicts()
+        told = with_news(output, news, verdicts, drafter.take_failure(), is_first)
+        is_first = is_first and told is output  # it may have had no output to give
+        return told
+
+    runner.sample_tokens = sample_tokens_of_step
+
+
+class ReplacesDrafter(Worker):
+    """Puts our drafter in either model runner."""
+
+    rollback: Rollback
+
+    def init_device(self) -> None:
+        self._init_device_with_all_processors()
+        self.rollback = Rollback(self.vllm_config, self.device)
+        theirs = StepMethods.of(self.model_runner)
+        # Imported here because the V2 modules need Triton, which a V1 worker may lack.
+        if self.use_v2_model_runner:
+            from vllm_mtp.integration.v2.speculator import replace_speculator
+
+            replace_speculator(self.model_runner, self.rollback)
+        else:
+            from vllm_mtp.integration.v1.drafter import replace_drafter
+
+            replace_drafter(self.model_runner, self.rollback)
+        self._mend_runner()
+        if self._drafter is not None:
+            tell_steps(self.model_runner, self._drafter)
+            if not self.use_v2_model_runner:
+                rest_like_a_target_alone(self.model_runner, self._drafter, theirs)
+
+    def _mend_runner(self) -> None:
+        """Nothing is to be mended on a GPU."""
+
+    def _init_device_with_all_processors(self) -> None:
+        if self.vllm_config.use_v2_model_runner:  # has them
+            return super().init_device()
+        from vllm_mtp.integration.v1.logits_processors import all_processors
+
+        with all_processors():
+            super().init_device()
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        if not self.use_v2_model_runner:
+            from vllm_mtp.integration.v1.logits_processors import follow_requests
+            from vllm_mtp.integration.v1.thinking_budgets import (
+                replace_thinking_budgets,
+            )
+
+            # Only now vLLM's batch is the one that requests come to.
+            follow_requests(self.model_runner)
+            replace_thinking_budgets(self.model_runner)
+        if self.rollback.scrubs:
+            self.rollback.bind_kv_caches(
+                self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)
+            )
+
+    @property
+    def _drafter(self) -> Any:
+        """Ours, of either runner; None on all but the last pipeline rank."""
+        name = "speculator" if self.use_v2_model_runner else "drafter"
+        return getattr(self.model_runner, name, None)
+
+
+def scrubbed_mtp_layers(drafter: Any) -> Collection[str]:
+    """Attention layers whose draft slots are zeroed.
+
+    Raises:
+        ConfigError: the drafter's own slots cannot be told.
+    """
+    if not drafter.can_scrub:
+        raise ConfigError(
+            "speculative_config.kv_rollback='scrub' is not allowed for models that run "
+            "several MTP layers in turn: leave kv_rollback unset (the output is the "
+            "same)."
+        )
+    return drafter.mtp_layers
+
+
+class MTPPlusWorker(ReplacesDrafter):
+    """GPU worker."""
