@@ -110,6 +110,10 @@ def play(
 def _begin_anew(engine: LLMEngine, seed: int) -> None:
     core = engine.engine_core.engine_core
     FuzzConnector.num_loaded_tokens = 0
+    while core.batch_queue:
+        # A step of the last play may be on its way still, whose requests are gone;
+        # with a KV connector their blocks are free only behind it.
+        engine.step()
     assert engine.reset_prefix_cache(reset_connector=True), "requests are running"
     # Compiled in other threads, grammars would be ready at a step that nobody chose.
     core.structured_output_manager._use_async_grammar_compilation = False
