@@ -72,7 +72,7 @@ def test_rejected_slots_are_zero_and_committed_ones_unchanged(
         outputs = generate_watched(llm, prompts, NUM_TOKENS, watch)
         check_rejections_were_looked_for(llm, watch)
     assert watch.violations == []
-    assert watch.num_caught_up_slots > 10, "the controller turned drafting off"
+    assert watch.num_backfilled_slots > 10, "the controller turned drafting off"
     # A request that ends hands its blocks on with its tokens in them; most have none.
     assert watch.num_inherited_slots < 0.1 * watch.num_checked_slots
     assert [outputs[i] for i in range(len(prompts))] == wanted

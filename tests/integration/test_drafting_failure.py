@@ -9,6 +9,7 @@ from vllm_mtp.integration.scheduler.drafting_failure import (
     DraftingSwitch,
     SurvivesFailure,
 )
+from vllm_mtp.integration.scheduler.messages import NOTHING
 
 
 def config(ranks: int) -> Any:
@@ -31,8 +32,9 @@ def test_a_drafter_alone_gives_up_and_tells_it_once() -> None:
     with alone.surviving():
         breaks()
     assert alone.has_failed
-    assert alone.unseen is alone.draft_vocab is None
-    assert [alone.take_failure(), alone.take_failure()] == ["drafter", None]
+    assert alone.pending is alone.draft_vocab is None
+    assert alone.take_report().failed_part == "drafter"
+    assert alone.take_report() == NOTHING
 
 
 def test_a_drafter_among_ranks_raises() -> None:

@@ -278,8 +278,8 @@ def test_a_decorator_that_hides_it_stops_the_start_or_leaves_it_in_force(
 SCRIPT = [0] * 9 + [2] * 3 + [0] * 5 + [3, 1]
 OURS = (
     "vllm_mtp.integration.v1.drafter.MTPPlusProposer.propose",
-    "vllm_mtp.integration.v1.drafting_disabled.RestingRunner.execute_model",
-    "vllm_mtp.integration.v1.drafting_disabled._Kept",  # of steps past our wrappers
+    "vllm_mtp.integration.v1.runner.MTPPlusRunner.execute_model",
+    "vllm_mtp.integration.v1.runner.MTPPlusRunner.sample_tokens",
     "vllm_mtp.integration.scheduler.scheduler.MTPPlusScheduler.schedule",
     "vllm_mtp.integration.v1.rejection_sampler.MTPPlusRejectionSampler.forward",
 )
@@ -365,7 +365,7 @@ def test_an_engine_of_decorated_functions_answers_as_ever_and_with_our_parts(
     assert answers == expected
     assert set(ours) == set(OURS)
     num_steps = ours[OURS[1]]
-    assert ours["vllm_mtp.integration.v1.drafting_disabled._Kept"] > 5
+    assert ours[OURS[2]] == num_steps
     assert {path: foreign[path] for path in OF_EVERY_STEP} == dict.fromkeys(
         OF_EVERY_STEP, num_steps
     )

@@ -9,9 +9,15 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
-from vllm_mtp.integration.scheduler import messages, vocabulary_news
-from vllm_mtp.integration.scheduler.early_stop import directed, stop_rule_of
-from vllm_mtp.integration.scheduler.vocabulary_news import check_first, with_news
+from vllm_mtp.integration.scheduler import messages
+from vllm_mtp.integration.scheduler.controlled_scheduler import ControlledScheduler
+from vllm_mtp.integration.scheduler.messages import (
+    NOTHING,
+    directed,
+    report_of,
+    stop_rule_of,
+    with_report,
+)
 from vllm_mtp.integration.v1 import draft_grammars
 from vllm_mtp.integration.v1.draft_grammars import DraftGrammars
 from vllm_mtp.records import StopRule
@@ -44,16 +50,19 @@ def test_a_stop_rule_that_does_not_arrive_is_said(warnings: list[str]) -> None:
     assert said.startswith("DirectedSchedulerOutput arrives as vLLM's plain Scheduler")
 
 
-def test_news_that_would_not_arrive_are_said_at_the_first_output(
+def test_reports_that_would_not_arrive_are_said_at_the_first_output(
     warnings: list[str],
 ) -> None:
     plain = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
-    first = with_news(plain, None, {}, is_first=True)
-    assert vocabulary_news.news_of(first) is None
-    check_first(first)
-    assert not warnings
-    check_first(plain)
-    assert warnings[0].startswith("NewsModelRunnerOutput arrives as vLLM's plain Model")
+    first = with_report(plain, NOTHING, is_first=True)
+    assert report_of(first) == NOTHING
+    for output, num_warnings in ((first, 0), (plain, 1)):
+        scheduler = object.__new__(ControlledScheduler)
+        scheduler._has_first_output, scheduler.metrics = False, None
+        for _ in range(2):  # of the first output alone
+            scheduler._take_report(output)
+        assert len(warnings) == num_warnings
+    assert warnings[0].startswith("ReportingOutput arrives as vLLM's plain Model")
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

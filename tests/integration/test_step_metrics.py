@@ -10,11 +10,12 @@ from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.integration.observe import step_metrics
 from vllm_mtp.integration.observe.stat_logger import take_stats
 from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.scheduler.vocabulary_news import (
-    VocabularyNews,
-    news_of,
-    verdicts_of,
-    with_news,
+from vllm_mtp.integration.scheduler.messages import (
+    NOTHING,
+    VocabularyState,
+    WorkerReport,
+    report_of,
+    with_report,
 )
 from vllm_mtp.metrics.stats import SpeculationStats
 from vllm_mtp.records import (
@@ -86,8 +87,8 @@ def test_step_time_is_divided_as_estimated_and_scaled_to_what_was_measured() -> 
     controller = SimpleNamespace(estimate=lambda outcome: known, calibration_error=0.1)
     metrics = StepMetrics(SimpleNamespace(controller=controller), K_MAX)
     drafts = tuple(RequestOutcome(name, 2, 2) for name in "ab")
-    metrics.heard(StepOutcome(drafts, 2, 6, 0.1, num_decode_requests=2))
-    metrics.heard(outcome(0.3, num_prefill_tokens=50))
+    metrics.finished(StepOutcome(drafts, 2, 6, 0.1, num_decode_requests=2))
+    metrics.finished(outcome(0.3, num_prefill_tokens=50))
     stats = taken(metrics)
     assert stats.seconds == pytest.approx(
         {"target": 0.08, "verify": 0.01, "draft": 0.01, "prefill": 0.3}
@@ -100,7 +101,7 @@ def test_step_time_is_divided_as_estimated_and_scaled_to_what_was_measured() -> 
 
 def test_without_a_cost_model_a_step_is_one_piece() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
-    metrics.heard(outcome(0.1))
+    metrics.finished(outcome(0.1))
     stats = taken(metrics)
     assert stats.seconds == {"whole": 0.1}
     assert stats.saved_seconds == 0.0
@@ -118,7 +119,7 @@ def test_a_fall_of_acceptance_is_warned_of_and_counted(
             for step in range(20):
                 accepted = int(step < num_accepted_of_20)
                 drafts = (RequestOutcome(f"r{number}", 1, accepted),)
-                metrics.heard(StepOutcome(drafts, 1, 2, 0.1, num_decode_requests=1))
+                metrics.finished(StepOutcome(drafts, 1, 2, 0.1, num_decode_requests=1))
             metrics.ended(f"r{number}", is_greedy=True)
 
     serve(200, 16)
@@ -134,7 +135,7 @@ def test_a_fall_of_acceptance_is_warned_of_and_counted(
 def test_counts_are_handed_over_a_few_times_a_second_and_at_the_end() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
     assert metrics.take(is_idle=False) is not None
-    metrics.heard(outcome(0.1))
+    metrics.finished(outcome(0.1))
     assert metrics.take(is_idle=False) is None
     assert taken(metrics).seconds == {"whole": 0.1}
 
@@ -151,28 +152,23 @@ def test_our_counts_are_taken_out_and_those_of_other_plugins_stay() -> None:
     assert take_stats(None) is None
 
 
-def test_news_travel_with_an_output_sync_or_async() -> None:
+def test_reports_travel_with_an_output_sync_or_async() -> None:
     from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-    news = VocabularyNews(0.97, True)
+    report = WorkerReport(VocabularyState(0.97, True), {"a": True})
     plain = ModelRunnerOutput(["a"], {"a": 0}, [[1, 2]])
-    told = with_news(plain, news, {"a": True})
-    assert isinstance(told, ModelRunnerOutput)
-    assert told.sampled_token_ids == [[1, 2]]
-    assert news_of(told) == news
-    assert verdicts_of(told) == {"a": True}
+    reported = with_report(plain, report)
+    assert isinstance(reported, ModelRunnerOutput)
+    assert reported.sampled_token_ids == [[1, 2]]
+    assert report_of(reported) == report
 
     class Later(AsyncModelRunnerOutput):
         def get_output(self) -> ModelRunnerOutput:
             return plain
 
-    later = with_news(Later(), news, {})
+    later = with_report(Later(), report)
     assert isinstance(later, AsyncModelRunnerOutput)
-    assert news_of(later.get_output()) == news
-    only_verdicts = with_news(plain, None, {"a": False})
-    assert news_of(only_verdicts) is None
-    assert verdicts_of(only_verdicts) == {"a": False}
-    assert with_news(plain, None, {}) is plain
-    assert with_news(None, news, {}) is None
-    assert news_of(plain) is None
-    assert verdicts_of(plain) == {}
+    assert report_of(later.get_output()) == report
+    assert with_report(plain, NOTHING) is plain
+    assert with_report(None, report) is None
+    assert report_of(plain) == NOTHING

@@ -31,7 +31,7 @@ class Jobs:
     max_tokens: int
     engines: list[dict[str, Any]]
     """Arguments of ``vllm.LLM``; ``async_scheduling`` is honoured on the CPU, too, and
-    ``never_rest`` keeps the MTP layers running while drafting is off."""
+    ``never_disable`` keeps the MTP layers running while drafting is disabled."""
     v2: bool = False
     """Model Runner V2 under Triton's interpreter."""
     watch_slots: bool = False
@@ -49,7 +49,7 @@ class Jobs:
     spoils_draft_logits: bool = False
     """On Model Runner V2: draft logits are NaN, wholly or in part."""
     break_drafter_at: int = 0
-    """The call of the drafter's `propose` that fails, after its work; 0 for none."""
+    """The call of the drafter's `_propose` that fails, after its work; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class JobResult:
     """Of a script: how often it was asked, and steps that it was told of."""
     num_compared_steps: int = 0
     """Steps on Model Runner V2 that were verified by comparing tokens."""
-    num_resting_steps: int = 0
-    """Steps on Model Runner V2 without the speculator."""
+    num_disabled_steps: int = 0
+    """Steps on Model Runner V2 without the MTP layers."""
     num_cut_passes: int = 0
     """Passes of its model on Model Runner V2 that stopped on the way."""
     num_failures: int = 0
@@ -134,12 +134,12 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
     is_async = arguments.pop("async_scheduling", False)
     if is_async:
         let_the_cpu_schedule_async()
-    if arguments.pop("never_rest", False):
-        _never_rest()
+    if arguments.pop("never_disable", False):
+        _never_disable()
     failures = _break_drafter(jobs) if jobs.break_drafter_at else [0]
     if jobs.spoils_draft_logits:
         _spoil_draft_logits()
-    compared, resting = _count_steps() if jobs.v2 else ([0], [0])
+    compared, disabled = _count_steps() if jobs.v2 else ([0], [0])
     with engine(Path(jobs.model), **arguments) as llm:
         watch = _watch(llm) if jobs.watch_slots else None
         num_cut_passes = _count_cut_passes(llm) if jobs.v2 else int
@@ -169,7 +169,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_decisions=len(recorder.decisions) if recorder else 0,
             num_outcomes=len(recorder.outcomes) if recorder else 0,
             num_compared_steps=compared[0],
-            num_resting_steps=resting[0],
+            num_disabled_steps=disabled[0],
             num_cut_passes=num_cut_passes(),
             samples=samples,
             num_failures=failures[0],
@@ -183,7 +183,7 @@ def _break_drafter(jobs: Jobs) -> list[int]:
         from vllm_mtp.integration.v2.speculator import _MTPPlusSpeculator as drafter
     else:
         from vllm_mtp.integration.v1.drafter import _MTPPlusDrafter as drafter
-    return break_call(drafter, "propose", jobs.break_drafter_at, runs_first=True)
+    return break_call(drafter, "_propose", jobs.break_drafter_at, runs_first=True)
 
 
 def _spoil_draft_logits() -> None:
@@ -222,21 +222,21 @@ def _play(llm: Any, script: list[int]) -> Any:
     return play_script(llm, script)
 
 
-def _never_rest() -> None:
+def _never_disable() -> None:
     """From here on this process keeps the MTP layers' KV always up to date."""
     from vllm_mtp.integration.worker import drafting_disabled
 
-    drafting_disabled.may_rest = lambda config: False
+    drafting_disabled.may_disable = lambda config: False
 
 
 def _count_steps() -> tuple[list[int], list[int]]:
-    """Steps that compare and that rest: lists of one number, from here on."""
+    """Steps verified as greedy ones, and without the MTP layers, from here on."""
     from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
-    from vllm_mtp.integration.v2.kv_backfill import RestsWhileOff
+    from vllm_mtp.integration.v2.kv_backfill import BackfillsKV
 
     return (
         _count_calls(GreedyVerification, "sample"),
-        _count_calls(RestsWhileOff, "put_aside"),
+        _count_calls(BackfillsKV, "keep_pending"),
     )
 
 
@@ -257,7 +257,7 @@ def _count_cut_passes(llm: Any) -> Callable[[], int]:
     if drafter_of(llm) is None:
         return int
     passes = watch_passes(llm)
-    return lambda: len(passes.begun) - len(passes.ended)
+    return lambda: len(passes.begun) - len(passes.whole)
 
 
 def _watch(llm: Any) -> Any:

@@ -13,7 +13,6 @@ import torch
 
 from tests.support.engines import model_runner
 from tests.support.watch import scheduler_of
-from vllm_mtp.integration.v1.drafting_disabled import RestingRunner
 from vllm_mtp.integration.worker import kv_layout
 from vllm_mtp.kernels.reference import byte_offsets
 
@@ -65,8 +64,8 @@ def _locate_slots(worker: Any) -> dict[str, LayerBytes]:
     return located
 
 
-class Unseen(NamedTuple):
-    """What the MTP layers have not seen because drafting was off."""
+class Pending(NamedTuple):
+    """What the MTP layers have not read because drafting was disabled."""
 
     layers: frozenset[str]
     # by request id, [num_tokens] int64 each
@@ -80,26 +79,21 @@ class Unseen(NamedTuple):
         )
 
 
-def _find_unseen(worker: Any) -> Unseen:
+def _find_pending(worker: Any) -> Pending:
     runner = worker.model_runner
     drafter = getattr(runner, "drafter", None) or runner.speculator
     is_v1 = hasattr(drafter, "_draft_attn_layer_names")
     layers = (
         drafter._draft_attn_layer_names if is_v1 else drafter.draft_attn_layer_names
     )
-    # Steps at rest are put into the store a few dozen at a time.
-    resting = getattr(runner.execute_model, "__self__", None)
-    if isinstance(resting, RestingRunner):
-        resting.hand_out()
-    store = drafter.unseen
+    store = drafter.pending
     positions = {}
     if store is not None:
-        store._copy()
         owners = torch.from_numpy(store._owners[: store.num_rows])
         for request_id, number in store._numbers.items():
             rows = (owners == number).nonzero()[:, 0]
             positions[request_id] = store._positions[rows]
-    return Unseen(frozenset(layers), positions)
+    return Pending(frozenset(layers), positions)
 
 
 class Owner(NamedTuple):
@@ -112,8 +106,7 @@ class Owner(NamedTuple):
 class SlotWatch:
     """After each step: rejected slots are zero and committed slots are unchanged.
 
-    In the MTP layers, tokens that they have not seen yet, because drafting was off,
-    count as not committed until the catch-up.
+    In the MTP layers pending tokens count as not committed until the KV backfill.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -121,7 +114,7 @@ class SlotWatch:
         self._reader = CacheReader(llm)
         self._block_size = llm.llm_engine.vllm_config.cache_config.block_size
         self._before = self._reader.read()
-        self._unseen = self._unseen_before = Unseen(frozenset(), {})
+        self._pending = self._pending_before = Pending(frozenset(), {})
         self._owners: dict[str, Owner] = {}
         # What lay in a block when its owner got it: a former owner's tokens.
         self._inherited: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
@@ -131,19 +124,19 @@ class SlotWatch:
         self.num_committed_slots = 0
         self.num_inherited_slots = 0
         """Of the checked ones, those that a former owner filled."""
-        self.num_caught_up_slots = 0
+        self.num_backfilled_slots = 0
         """Slots of the MTP layers that were filled later, when drafting resumed."""
 
     def after_step(self, owners: dict[str, Owner]) -> None:
         """Compare the cache with what it was and with who owns what now."""
         now = self._reader.read()
-        (self._unseen,) = self._llm.collective_rpc(_find_unseen)
+        (self._pending,) = self._llm.collective_rpc(_find_pending)
         for request_id, owner in owners.items():
             self._check_committed(request_id, owner, now)
             self._check_rejected(request_id, owner, now)
         self._owners = owners
         self._before = now
-        self._unseen_before = self._unseen
+        self._pending_before = self._pending
         owned = {(name, b) for name, owner in owners.items() for b in owner.blocks}
         self._inherited = {k: v for k, v in self._inherited.items() if k in owned}
 
@@ -159,23 +152,23 @@ class SlotWatch:
             return  # new, or preempted in between: nothing is kept
         committed = self._slots(last.blocks)[: last.num_committed_tokens]
         for name, content in now.items():
-            slots = committed[self._seen(name, request_id, len(committed))]
+            slots = committed[self._read_by(name, request_id, len(committed))]
             self.num_committed_slots += len(slots)
             if not content[slots].any(1).all():
                 self._report(request_id, name, "a committed slot is empty")
-            filled = self._unseen_before.of(name, request_id)
+            filled = self._pending_before.of(name, request_id)
             filled = committed[filled[filled < len(committed)]]
-            self.num_caught_up_slots += int(torch.isin(slots, filled).sum())
+            self.num_backfilled_slots += int(torch.isin(slots, filled).sum())
             old = slots[~torch.isin(slots, filled)]
             if not torch.equal(content[old], self._before[name][old]):
                 self._report(request_id, name, "a committed slot changed")
 
-    def _seen(self, name: str, request_id: str, num_tokens: int) -> torch.Tensor:
+    def _read_by(self, name: str, request_id: str, num_tokens: int) -> torch.Tensor:
         """``[num_tokens]`` bool: committed positions that a layer has run over."""
-        seen = torch.ones(num_tokens, dtype=torch.bool)
-        unseen = self._unseen.of(name, request_id)
-        seen[unseen[unseen < num_tokens]] = False
-        return seen
+        read = torch.ones(num_tokens, dtype=torch.bool)
+        pending = self._pending.of(name, request_id)
+        read[pending[pending < num_tokens]] = False
+        return read
 
     def _check_rejected(
         self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
@@ -190,7 +183,7 @@ class SlotWatch:
         slots = self._slots(owner.blocks)
         for name, content in now.items():
             kept = torch.zeros(len(slots), dtype=torch.bool)
-            kept[: owner.num_committed_tokens] = self._seen(
+            kept[: owner.num_committed_tokens] = self._read_by(
                 name, request_id, owner.num_committed_tokens
             )
             free = slots[~kept]
@@ -206,7 +199,7 @@ class SlotWatch:
                     request_id,
                     name,
                     f"positions {places.tolist()} are not committed "
-                    f"({owner.num_committed_tokens} tokens are) or not seen yet, "
+                    f"({owner.num_committed_tokens} tokens are) or pending, "
                     "and not zero",
                 )
 
@@ -233,7 +226,7 @@ def watch_on_worker(llm: Any) -> SlotWatch:
     drafter.on_rejected_slots = rejected.append
     sample_tokens = runner.sample_tokens
 
-    def sample_tokens_then_look(grammar_output: Any) -> Any:
+    def sample_tokens_then_check(grammar_output: Any) -> Any:
         state = runner.execute_model_state
         output = sample_tokens(grammar_output)
         if state is not None:
@@ -241,7 +234,7 @@ def watch_on_worker(llm: Any) -> SlotWatch:
             watch.after_step(_worker_owners(runner, state, counts))
         return output
 
-    runner.sample_tokens = sample_tokens_then_look
+    runner.sample_tokens = sample_tokens_then_check
     return watch
 
 
@@ -252,7 +245,7 @@ def _worker_owners(
         request_ids = state.input_batch.req_ids
         seq_lens = state.input_batch.seq_lens[: len(request_ids)]
         table = runner.block_tables.input_block_tables[0]
-    elif state.spec_decode_common_attn_metadata is None:  # the MTP layers rest
+    elif state.spec_decode_common_attn_metadata is None:  # no MTP layers run
         request_ids = runner.input_batch.req_ids
         seq_lens = runner.optimistic_seq_lens_cpu[: len(request_ids)]
         table = runner.input_batch.block_table[0].get_device_tensor(len(request_ids))

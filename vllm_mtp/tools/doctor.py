@@ -23,7 +23,7 @@ from vllm_mtp.integration.load.doctor import (
     machine_facts,
     model_facts,
 )
-from vllm_mtp.integration.worker.drafting_disabled import MAX_UNSEEN_BYTES
+from vllm_mtp.integration.worker.drafting_disabled import MAX_PENDING_BYTES
 from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
 from vllm_mtp.tools.provenance import collect_provenance
@@ -148,7 +148,7 @@ def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
     rows = default_num_rows(facts.vocab_size, 1) or 0
     # Two of them on a CPU: plain, to change single rows, and packed, to multiply by.
     copies = 2 * rows * facts.hidden_size * facts.dtype_bytes / 2**20
-    waiting = MAX_UNSEEN_BYTES / 2**20
+    waiting = MAX_PENDING_BYTES / 2**20
     share = facts.num_mtp_layers / facts.num_hidden_layers
     return Finding(
         "ok",

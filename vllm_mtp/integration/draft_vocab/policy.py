@@ -30,7 +30,7 @@ from vllm_mtp.integration.draft_vocab.head import (
     shards_of,
 )
 from vllm_mtp.integration.load.settings import settings_of
-from vllm_mtp.integration.scheduler.vocabulary_news import VocabularyNews
+from vllm_mtp.integration.scheduler.messages import VocabularyState
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
@@ -55,7 +55,7 @@ class VocabularyDrafting:
         self._policy: VocabularyPolicy | None = None
         self._is_full = settings_of(vllm_config).draft_vocab == FULL
         self.is_active = False
-        self._told = VocabularyNews(None, False)
+        self._reported = VocabularyState(None, False)
         self.takes_top_tokens = False
         self.grammars: Any = None
         """``DraftGrammars``, where drafts follow grammars."""
@@ -114,14 +114,14 @@ class VocabularyDrafting:
             logger.warning("%s", warning)
         self.is_active = self._policy.is_active
 
-    def take_news(self) -> VocabularyNews | None:
-        """What has changed since it was told last, if anything."""
+    def take_state(self) -> VocabularyState | None:
+        """What has become of it, if that has changed since the last call."""
         coverage = None if self._policy is None else self._policy.known_coverage
-        news = VocabularyNews(coverage, self.is_active)
-        if news == self._told:
+        state = VocabularyState(coverage, self.is_active)
+        if state == self._reported:
             return None
-        self._told = news
-        return news
+        self._reported = state
+        return state
 
     def to_target(
         self,

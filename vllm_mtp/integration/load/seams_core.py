@@ -149,7 +149,13 @@ CORE: tuple[Seam, ...] = (
         _LAYERS + "linear.UnquantizedLinearMethod.process_weights_after_loading",
         ("layer",),
     ),
-    # Passes that only write keys and values (worker/kv_only_passes.py)
+    # Passes for keys and values alone (worker/draft_model_gate.py)
+    Seam("core", _LAYERS + "linear.LinearBase", ("input_size", "return_bias")),
+    Seam(
+        "core",
+        _LAYERS + "fused_moe.runner.moe_runner_interface.MoERunnerInterface.forward",
+        ("hidden_states",),
+    ),
     Seam(
         "core",
         "vllm.v1.attention.backend.AttentionBackend.forward_includes_kv_cache_update",

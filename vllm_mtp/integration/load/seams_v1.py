@@ -10,12 +10,6 @@ _PROCESSORS = "vllm.v1.sample.logits_processor.builtin."
 _LAYERS = "vllm.model_executor.layers."
 
 V1: tuple[Seam, ...] = (
-    # Resting steps (v1/drafting_disabled.py)
-    Seam(
-        "v1",
-        "vllm.v1.worker.gpu_input_batch.CachedRequestState.num_tokens",
-        is_data=True,
-    ),
     # Weights in 8 bits (cpu/int8_weights.py)
     Seam(
         "v1",
@@ -33,7 +27,7 @@ V1: tuple[Seam, ...] = (
         ("layer", "prefix"),
     ),
     Seam("v1", _PROPOSER + "_create_draft_vllm_config"),
-    # Draft vocabulary (v1/draft_vocab.py); execute_model: v1/drafting_disabled.py, too
+    # The runner and the draft vocabulary (v1/runner.py, v1/draft_vocab.py)
     Seam("v1", _PROPOSER + "load_model", ("target_model",)),
     Seam(
         "v1",
@@ -56,7 +50,7 @@ V1: tuple[Seam, ...] = (
         "v1",
         "vllm.v1.worker.gpu_model_runner.GPUModelRunner._copy_draft_token_ids_to_cpu",
     ),
-    # Model Runner V1 (v1/drafter.py)
+    # Drafters (v1/drafter.py)
     Seam(
         "v1",
         "vllm.v1.worker.gpu_model_runner.GPUModelRunner.sample_tokens",

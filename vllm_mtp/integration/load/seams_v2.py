@@ -5,7 +5,7 @@ from vllm_mtp.integration.load.seam import Seam
 _V2 = "vllm.v1.worker.gpu.spec_decode."
 
 V2: tuple[Seam, ...] = (
-    # Draft vocabulary (v2/draft_vocab.py)
+    # The runner and the draft vocabulary (v2/runner.py, v2/draft_vocab.py)
     Seam(
         "v2",
         "vllm.v1.worker.gpu.model_runner.GPUModelRunner.execute_model",
@@ -151,7 +151,7 @@ V2: tuple[Seam, ...] = (
         _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator._run_model",
         ("num_tokens", "attn_metadata", "slot_mappings", "num_tokens_across_dp"),
     ),
-    # Passes that only write keys and values (v2/kv_backfill.py)
+    # KV backfill (v2/kv_backfill.py)
     Seam(
         "v2",
         _V2 + "target_dependent_ar.speculator.TargetDependentARSpeculator._prefill",

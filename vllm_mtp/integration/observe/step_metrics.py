@@ -68,7 +68,7 @@ class StepMetrics:
         "decided",
         "decoding_without_draft",
         "verified",
-        "heard",
+        "finished",
         "ended",
         "vocabulary",
         "drafting_failed",
@@ -153,7 +153,7 @@ class StepMetrics:
         for position in range(accepted):
             stats.accepted[position] += 1
 
-    def heard(self, outcome: StepOutcome) -> None:
+    def finished(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
         self._waiting.append(outcome)
         # After a prompt the batch is another one, of which estimates will be then.
@@ -202,7 +202,7 @@ class StepMetrics:
                 logger.warning("%s", warning)
 
     def vocabulary(self, coverage: float | None, is_in_use: bool) -> None:
-        """News of the draft vocabulary, from a worker."""
+        """What has become of the draft vocabulary."""
         levels = self._stats.levels
         levels[VOCABULARY_IN_USE] = float(is_in_use)
         if coverage is not None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from vllm.logger import init_logger
 
+from vllm_mtp.integration.scheduler.messages import NOTHING, WorkerReport
 from vllm_mtp.metrics.stats import FAILED_CONTROLLER, FAILED_DRAFTER
 
 # Below "vllm", so that its log settings apply to our lines, too.
@@ -71,17 +72,17 @@ class SurvivesFailure:
     """Mixin of drafters, in front of all others."""
 
     has_failed = False
-    _is_told = True
+    _is_reported = True
     vllm_config: Any
-    unseen: Any
+    pending: Any
     draft_vocab: Any
 
-    def take_failure(self) -> str | None:
-        """The part that has failed, once."""
-        if self._is_told:
-            return None
-        self._is_told = True
-        return FAILED_DRAFTER
+    def take_report(self) -> WorkerReport:
+        """What the scheduler does not know yet: a failure, once."""
+        if self._is_reported:
+            return NOTHING
+        self._is_reported = True
+        return WorkerReport(failed_part=FAILED_DRAFTER)
 
     @contextmanager
     def surviving(self) -> Iterator[None]:
@@ -93,6 +94,6 @@ class SurvivesFailure:
                 raise
             if not self.has_failed:
                 logger.exception(_OFF, FAILED_DRAFTER)
-            self.has_failed, self._is_told = True, False
+            self.has_failed, self._is_reported = True, False
             # Nobody follows tokens or keeps rows for a drafter that is gone.
-            self.unseen = self.draft_vocab = None
+            self.pending = self.draft_vocab = None

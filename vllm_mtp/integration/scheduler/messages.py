@@ -1,25 +1,146 @@
-"""vLLM's messages carry ours in subclasses: what is said where ours do not arrive.
+"""What travels between scheduler and worker: in subclasses of vLLM's own messages.
+
+===========================  ==============  ==================================
+message                      to              carries
+===========================  ==============  ==================================
+`DirectedSchedulerOutput`    the worker      when to stop drafting
+`ScoredDraftTokenIds`        the scheduler   how sure drafts are, how long
+`ReportingOutput`            the scheduler   what a worker reports now and then
+===========================  ==============  ==================================
 
 Whoever stands between scheduler and worker may copy a message field by field. Tokens
-are right all the same, but then nobody would know why drafts are longer than they pay.
+are right all the same, but drafts would be longer than they pay: so it is logged where
+ours do not arrive.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeVar
+
 from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
+
+from vllm_mtp.records import StopRule
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
 
+Message = TypeVar("Message")
 
-def warn_lost(carrier: type) -> None:
-    """Say once that messages arrive without our part.
+
+def warn_lost(message: type) -> None:
+    """Log once that messages arrive without our part.
 
     Args:
-        carrier: The subclass that was sent.
+        message: The subclass that was sent.
     """
     logger.warning_once(
         "%s arrives as vLLM's plain %s: something between scheduler and worker copies "
         "it, and what mtp_plus sends with it is lost. The output is right, but drafts "
         "are not chosen as well as they could be.",
-        carrier.__name__,
-        carrier.__base__.__name__ if carrier.__base__ else "object",
+        message.__name__,
+        message.__base__.__name__ if message.__base__ else "object",
     )
+
+
+def _with(message_type: type[Message], theirs: Any, **ours: Any) -> Message:
+    known = {item.name: getattr(theirs, item.name) for item in fields(theirs)}
+    return message_type(**known | ours)
+
+
+@dataclass
+class DirectedSchedulerOutput(SchedulerOutput):
+    """A step with directions for its drafts."""
+
+    stop_rule: StopRule | None = None
+    """Drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
+
+
+def directed(
+    output: SchedulerOutput, stop_rule: StopRule | None
+) -> DirectedSchedulerOutput:
+    """The same step with directions; without a rule as well, so that none is missed."""
+    return _with(DirectedSchedulerOutput, output, stop_rule=stop_rule)
+
+
+def stop_rule_of(output: SchedulerOutput) -> StopRule | None:
+    """The rule of a step in an engine whose drafting may stop early."""
+    if isinstance(output, DirectedSchedulerOutput):
+        return output.stop_rule
+    if output.num_spec_tokens_to_schedule:
+        warn_lost(DirectedSchedulerOutput)
+    return None
+
+
+@dataclass
+class ScoredDraftTokenIds(DraftTokenIds):
+    """Drafts, and what their proposals said of them."""
+
+    # num_reqs x draft steps that were made
+    confidences: list[tuple[float, ...]]
+    # [num_reqs]: tokens that are worth verifying; None where no rule was given
+    lengths: list[int] | None
+
+
+class VocabularyState(NamedTuple):
+    """What has become of the draft vocabulary."""
+
+    coverage: float | None
+    """Share of the tokens committed lately that it holds; None while unknown."""
+    is_in_use: bool
+
+
+class WorkerReport(NamedTuple):
+    """What a worker has to say beside a step's output; most often nothing."""
+
+    vocabulary: VocabularyState | None = None
+    shadow_drafts: Mapping[str, bool] = {}
+    """Whether drafts that were not verified would have been accepted, by request id."""
+    failed_part: str | None = None
+    """The part of drafting that has just failed."""
+
+
+NOTHING = WorkerReport()
+
+
+@dataclass
+class ReportingOutput(ModelRunnerOutput):
+    """A step's output with a report."""
+
+    report: WorkerReport = field(default=NOTHING)
+
+
+class _AsyncReportingOutput(AsyncModelRunnerOutput):
+    """An output that is still being copied to the host, with a report."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, report: WorkerReport) -> None:
+        self._inner, self._report = inner, report
+
+    def get_output(self) -> ModelRunnerOutput:
+        return _with(ReportingOutput, self._inner.get_output(), report=self._report)
+
+
+def with_report(output: Any, report: WorkerReport, is_first: bool = False) -> Any:
+    """The same output with a report, if it can carry one and there is any.
+
+    Args:
+        output: What a runner returns from ``sample_tokens``; None on ranks that sample
+            nothing.
+        report: What the worker has to say.
+        is_first: Of this worker: it carries a report anyhow, and that it arrives is how
+            the scheduler knows that later ones would.
+    """
+    if report == NOTHING and not is_first:
+        return output
+    if isinstance(output, AsyncModelRunnerOutput):
+        return _AsyncReportingOutput(output, report)
+    if not isinstance(output, ModelRunnerOutput):
+        return output
+    return _with(ReportingOutput, output, report=report)
+
+
+def report_of(output: Any) -> WorkerReport:
+    """The report that came with an output."""
+    report: WorkerReport = getattr(output, "report", NOTHING)
+    return report

@@ -1,4 +1,4 @@
-"""What a request is like, as far as drafting cares."""
+"""What requests are like, as far as drafting cares."""
 
 from typing import Any
 
@@ -26,3 +26,44 @@ class RequestTraits:
             # the clock: only without drafts does a seed mean the same text again.
             pin = 0
         self.pinned_draft_length = pin
+
+
+class TraitsOfRequests:
+    """Worked out once for each request."""
+
+    def __init__(self, max_draft_length: int) -> None:
+        """No requests yet.
+
+        Args:
+            max_draft_length: ``K_max``.
+        """
+        self._max_draft_length = max_draft_length
+        self._known: dict[str, RequestTraits] = {}
+        self.pinned: set[str] = set()
+        """Requests that fix a draft length above 0."""
+        self.switched_off: set[str] = set()
+        """Requests that fix K = 0."""
+
+    def of(self, request: Any) -> RequestTraits:
+        """Those of a request of vLLM's scheduler."""
+        request_id = request.request_id
+        traits = self._known.get(request_id)
+        if traits is None:
+            traits = RequestTraits(request, self._max_draft_length)
+            self._known[request_id] = traits
+            if traits.pinned_draft_length:
+                self.pinned.add(request_id)
+            elif traits.pinned_draft_length == 0:
+                self.switched_off.add(request_id)
+        return traits
+
+    def is_sampled(self, request_id: str) -> bool:
+        """Whether a request is known not to be greedy."""
+        traits = self._known.get(request_id)
+        return traits is None or not traits.is_greedy
+
+    def forget(self, request_id: str) -> RequestTraits | None:
+        """A request is gone, or has other parameters now."""
+        self.pinned.discard(request_id)
+        self.switched_off.discard(request_id)
+        return self._known.pop(request_id, None)

@@ -1,6 +1,7 @@
 """Model Runner V1: drafts from the draft vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,21 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm_mtp.integration.cpu.int8_drafts import rounds_drafts
 from vllm_mtp.integration.cpu.int8_weights import RoundedDrafts, round_plain_layers
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
+from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
+from vllm_mtp.integration.scheduler.messages import WorkerReport
 from vllm_mtp.integration.v1.draft_constraints import DraftConstraints
 from vllm_mtp.integration.v1.draft_grammars import DraftGrammars, may_mask_drafts
-from vllm_mtp.integration.v1.shadow_drafts import DraftJudge
+from vllm_mtp.integration.v1.shadow_drafts import ShadowTest
 
 
-class DraftsFromVocabulary(SpecDecodeBaseProposer):
+class DraftsFromVocabulary(SurvivesFailure, SpecDecodeBaseProposer):
     """Mixin of drafters, in front of those that choose draft tokens."""
 
     draft_vocab: VocabularyDrafting | None = None
     """None before weights are loaded."""
-    judge: DraftJudge | None = None
+    shadow_test: ShadowTest | None = None
     """Of drafts that are drawn; None where all are chosen."""
-    hears_later: bool
     model_runner: Any
-    surviving: Any
-    """Of `drafting_failure.SurvivesFailure`."""
 
     def _create_draft_vllm_config(self) -> VllmConfig:
         config = super()._create_draft_vllm_config()
@@ -50,28 +50,51 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
             self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
 
     def expect(self, scheduler_output: Any) -> None:
-        """These requests are about to run for the first time."""
-        assert self.draft_vocab is not None
-        new_requests = scheduler_output.scheduled_new_reqs
-        self.draft_vocab.expect_requests(new_requests)
-        if (grammars := self.draft_vocab.grammars) is not None:
-            grammars.meet(new_requests, scheduler_output.finished_req_ids)
+        """A step is about to run, some requests of it for the first time."""
+        if self.draft_vocab is None:
+            return
+        with self.surviving():
+            new_requests = scheduler_output.scheduled_new_reqs
+            self.draft_vocab.expect_requests(new_requests)
+            if (grammars := self.draft_vocab.grammars) is not None:
+                grammars.meet(new_requests, scheduler_output.finished_req_ids)
 
-    def hear(
+    @contextmanager
+    def sampling(self, spec_decode_metadata: Any) -> Iterator[None]:
+        """The tokens of a step are sampled in here."""
+        if self.shadow_test is None:
+            yield
+            return
+        metadata = spec_decode_metadata
+        self.shadow_test.open(metadata is None or metadata.max_spec_len == 0)
+        try:
+            yield
+        finally:
+            self.shadow_test.close()
+
+    def commit(
         self,
-        request_ids: Sequence[str],
-        # [num_requests, max_sampled], -1 where there is none
-        committed: torch.Tensor,
+        # [num_reqs, max_sampled], -1 where there is none
+        sampled_token_ids: torch.Tensor,
     ) -> None:
-        """A step has committed these tokens."""
+        """A step has sampled these tokens; those of discarded rows do not count."""
         drafting = self.draft_vocab
         if drafting is None:
             return
-        drafting.observe(committed)
-        if drafting.constraints is not None:
-            drafting.constraints.commit(committed)
-        if drafting.grammars is not None:
-            drafting.grammars.commit(request_ids, committed)
+        num_reqs = sampled_token_ids.shape[0]
+        discarded = self.model_runner.discard_request_mask
+        committed = sampled_token_ids
+        # Counting is one call in C; `any` takes as long as sampling does.
+        if np.count_nonzero(discarded.np[:num_reqs]):
+            committed = committed.masked_fill(discarded.gpu[:num_reqs, None], -1)
+        with self.surviving():
+            drafting.observe(committed)
+            if drafting.constraints is not None:
+                drafting.constraints.commit(committed)
+            if drafting.grammars is not None:
+                drafting.grammars.commit(
+                    self.model_runner.input_batch.req_ids, committed
+                )
 
     @property
     def num_draft_columns(self) -> int:
@@ -80,21 +103,38 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
             return self.draft_vocab.vocabulary.num_rows
         return int(self.draft_model_config.get_vocab_size())
 
-    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        drafting = self.draft_vocab
+    @contextmanager
+    def draft_pass(self, given: dict[str, Any]) -> Iterator[None]:
+        """Drafts of a step are made in here.
+
+        Args:
+            given: Arguments of ``propose``.
+        """
+        drafting, request_ids = self.draft_vocab, self.model_runner.input_batch.req_ids
         assert drafting is not None
         drafting.begin_pass()
-        drafting.constraints.begin_pass(kwargs.get("sampling_metadata"))
+        drafting.constraints.begin_pass(given.get("sampling_metadata"))
         if drafting.grammars is not None:
-            drafting.grammars.begin_pass(self.model_runner.input_batch.req_ids)
-        if self.judge is not None:
-            self.judge.begin_pass(self.model_runner.input_batch.req_ids)
+            drafting.grammars.begin_pass(request_ids)
+        if self.shadow_test is not None:
+            self.shadow_test.begin_pass(request_ids)
         try:
-            return super().propose(*args, **kwargs)
+            yield
         finally:
             drafting.constraints.end_pass()
             if drafting.grammars is not None:
                 drafting.grammars.end_pass()
+
+    def take_report(self) -> WorkerReport:
+        vocabulary = None if self.draft_vocab is None else self.draft_vocab.take_state()
+        return (
+            super()
+            .take_report()
+            ._replace(
+                vocabulary=vocabulary,
+                shadow_drafts=self.shadow_test.take() if self.shadow_test else {},
+            )
+        )
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         drafting = self.draft_vocab
@@ -113,9 +153,9 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         assert self.draft_vocab is not None
         choices, probs = super()._sample_from_logits(logits, sampling_metadata)
         draft_token_ids = self._taken(self.draft_vocab.to_target(choices))
-        if self.judge is not None and probs is not None:
+        if self.shadow_test is not None and probs is not None:
             chances = probs.gather(1, choices[:, None].long())[:, 0]
-            self.judge.drawn(draft_token_ids, chances)
+            self.shadow_test.drawn(draft_token_ids, chances)
         return draft_token_ids, probs
 
     def _taken(
@@ -123,41 +163,9 @@ class DraftsFromVocabulary(SpecDecodeBaseProposer):
         # [num_requests] int64
         draft_token_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """The same, after those have heard of them who follow the draft."""
+        """The same, noted by what follows the draft."""
         if self.draft_vocab is not None and self.draft_vocab.constraints is not None:
             self.draft_vocab.constraints.take(draft_token_ids)
             if self.draft_vocab.grammars is not None:
                 self.draft_vocab.grammars.take(draft_token_ids)
         return draft_token_ids
-
-
-def follow_tokens(runner: Any, drafter: DraftsFromVocabulary) -> None:
-    """Let a drafter know what is committed, and the prompts that come.
-
-    Args:
-        runner: vLLM's V1 model runner.
-        drafter: ours, already in its place.
-    """
-    execute_model, sample = runner.execute_model, runner._sample
-
-    def execute_model_and_tell(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if drafter.draft_vocab is not None:
-            with drafter.surviving():
-                drafter.expect(scheduler_output)
-        return execute_model(scheduler_output, *args, **kwargs)
-
-    def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
-        output = sample(*args, **kwargs)
-        if not drafter.hears_later:
-            committed = output.sampled_token_ids
-            num_requests = committed.shape[0]
-            # Counting is one call in C; `any` takes as long as sampling does.
-            if np.count_nonzero(runner.discard_request_mask.np[:num_requests]):
-                discarded = runner.discard_request_mask.gpu[:num_requests]
-                committed = committed.masked_fill(discarded[:, None], -1)
-            with drafter.surviving():
-                drafter.hear(runner.input_batch.req_ids, committed)
-        return output
-
-    runner.execute_model = execute_model_and_tell
-    runner._sample = sample_and_tell

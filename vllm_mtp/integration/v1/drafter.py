@@ -12,6 +12,7 @@ it at once, and each of vLLM's hooks below hands out its part:
 """
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,20 @@ from vllm_mtp.integration.cpu.prefiltered_head import (
     screens_head,
 )
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
+from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
-from vllm_mtp.integration.scheduler.early_stop import stop_rule_of
+from vllm_mtp.integration.scheduler.messages import stop_rule_of
 from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
-from vllm_mtp.integration.v1.draft_vocab import DraftsFromVocabulary, follow_tokens
-from vllm_mtp.integration.v1.drafting_disabled import RESTING_ATTRIBUTES
-from vllm_mtp.integration.v1.early_stop import StopsEarly, score_drafts
-from vllm_mtp.integration.v1.first_pass import FIRST_PASS_ATTRIBUTES
-from vllm_mtp.integration.v1.kv_backfill import PAUSE_ATTRIBUTES, RestsWhileOff
+from vllm_mtp.integration.v1.draft_vocab import DraftsFromVocabulary
+from vllm_mtp.integration.v1.early_stop import StopsEarly
+from vllm_mtp.integration.v1.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v1.listed_logprobs import answer_each_request
+from vllm_mtp.integration.v1.passes import PASS_ATTRIBUTES
 from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
-from vllm_mtp.integration.v1.shadow_drafts import DraftJudge, judge_unverified
-from vllm_mtp.integration.v1.steps_without_drafts import (
-    NO_DRAFT_ATTRIBUTES,
-    shorten_steps_without_drafts,
-)
+from vllm_mtp.integration.v1.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
+from vllm_mtp.integration.v1.shadow_drafts import ShadowTest, show_sampled_rows
+from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
 from vllm_mtp.integration.worker.draft_sampling import judges_drafts, verifies_blocks
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
@@ -78,9 +77,17 @@ class _DraftSlots:
 
 
 class _MTPPlusDrafter(
-    RestsWhileOff, AnnouncesRejectedSlots, StopsEarly, SpecDecodeBaseProposer
+    SurvivesFailure,
+    BackfillsKV,
+    AnnouncesRejectedSlots,
+    StopsEarly,
+    SpecDecodeBaseProposer,
 ):
+    """The stages of drafting; `propose` has them in their order."""
+
     can_scrub = True
+    gate: DraftModelGate | None = None
+    """None where passes of the MTP layers are always whole, and before loading."""
     rollback: Rollback
     model_runner: Any
     _step: Any = None
@@ -96,15 +103,35 @@ class _MTPPlusDrafter(
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
+        self.gate = gate_of(self.vllm_config, self.model, self._draft_attn_layer_names)
+        self.prepare_to_stop_early()
         if screens_head(self.vllm_config):
             screen_head(self.model_runner, target_model)
+
+    def expect(self, scheduler_output: Any) -> None:
+        """A step is about to run, some requests of it for the first time."""
+
+    def sampling(self, spec_decode_metadata: Any) -> AbstractContextManager[None]:
+        """The tokens of a step are sampled in here."""
+        return nullcontext()
+
+    def commit(
+        self,
+        # [num_reqs, max_sampled], -1 where there is none
+        sampled_token_ids: torch.Tensor,
+    ) -> None:
+        """A step has sampled these tokens."""
+
+    def draft_pass(self, given: dict[str, Any]) -> AbstractContextManager[None]:
+        """Drafts of a step are made in here, with these arguments of ``propose``."""
+        return nullcontext()
 
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""
         self._step = state
-        self._rolled_back = self.drafts = self.stop_rule = None
+        self._rolled_back = self.stop_rule = None
         if state is not None:
-            self.forget_unseen(state.scheduler_output)
+            self.forget_pending(state.scheduler_output)
             if self.stops_early:
                 self.stop_rule = stop_rule_of(state.scheduler_output)
 
@@ -160,14 +187,58 @@ class _MTPPlusDrafter(
         )
         return metadata, rolled_back.last_valid_rows, rolled_back.num_rejected_tokens
 
-    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        draft_token_ids = super().propose(*args, **kwargs)
+    def propose(self, num_speculative_tokens: int, **given: Any) -> torch.Tensor:
+        """``[num_reqs, num_speculative_tokens]`` int64, or fewer under a stop rule.
+
+        Args:
+            num_speculative_tokens: The draft depth of the step.
+            **given: vLLM's other arguments.
+        """
+        if not self.has_failed:
+            with self.surviving():
+                return self._propose(num_speculative_tokens, given)
+        self._last_draft_probs = self._drafts = None
+        return _no_tokens(given).new_zeros(
+            (given["common_attn_metadata"].num_reqs, num_speculative_tokens)
+        )
+
+    def _propose(self, depth: int, given: dict[str, Any]) -> torch.Tensor:
+        metadata: CommonAttentionMetadata = given["common_attn_metadata"]
+        if not depth and self.skips_mtp_layers(metadata):
+            self.keep_pending(given)
+            return _no_tokens(given)
+        if depth:
+            self.backfill(metadata)
+        with self.draft_pass(given):
+            draft_token_ids = self._run_passes(depth, given)
+        self._scrub_drafted()
+        return draft_token_ids
+
+    def _run_passes(self, depth: int, given: dict[str, Any]) -> torch.Tensor:
+        splits = depth and self.gate is not None and self.gate.can_be_kv_only
+        if not depth or (splits and self.pays_two_passes(given)):
+            self.run_kv_pass(given)
+            if not depth:
+                return _no_tokens(given)
+            given = self.of_last_rows(given)
+        self.begin_drafts(self.model_runner.input_batch.req_ids)
+        return self.end_drafts(self.run_pass(depth, given))
+
+    def run_kv_pass(self, given: dict[str, Any]) -> None:
+        """A pass of the MTP layers for their keys and values alone, if it may be."""
+        with nullcontext() if self.gate is None else self.gate.kv_only():
+            self.run_pass(0, given)
+
+    def run_pass(self, depth: int, given: dict[str, Any]) -> torch.Tensor:
+        """vLLM's ``propose``."""
+        return super().propose(depth, **given)
+
+    def _scrub_drafted(self) -> None:
         if self._draft_slots is not None and self._draft_slots.num_slots:
             self.rollback.scrub_drafted(
                 dict.fromkeys(self.mtp_layers, self._draft_slots.slots),
                 *self._draft_slots.take(),
             )
-        return draft_token_ids
 
     def _update_positions_dependent_metadata(
         self, positions: torch.Tensor, common_attn_metadata: Any, *args: Any
@@ -236,21 +307,10 @@ class _MTPPlusDrafter(
         return self.backup_next_token_ids.gpu[:num_reqs]
 
 
-class _GoesOnWithout(SurvivesFailure, SpecDecodeBaseProposer):
-    """In front of all that may break while drafts are made."""
-
-    model_runner: Any
-    drafts: Any
-    _last_draft_probs: Any
-
-    def propose(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.has_failed:
-            with self.surviving():
-                return super().propose(*args, **kwargs)
-        self._last_draft_probs = self.drafts = None
-        depth = args[0] if args else kwargs["num_speculative_tokens"]
-        shape = (self.model_runner.input_batch.num_reqs, depth)
-        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+def _no_tokens(given: dict[str, Any]) -> torch.Tensor:
+    """``[num_reqs, 0]`` int64."""
+    shape = (given["common_attn_metadata"].num_reqs, 0)
+    return given["next_token_ids"].new_empty(shape, dtype=torch.int64)
 
 
 class _OneLayerDrafter(
@@ -259,18 +319,13 @@ class _OneLayerDrafter(
     _next_seq_lens: torch.Tensor | None = None
     """Committed lengths, for the draft step after the first."""
 
-    def propose(
-        self,
-        *args: Any,
-        num_rejected_tokens_gpu: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+    def run_pass(self, depth: int, given: dict[str, Any]) -> torch.Tensor:
         self._next_seq_lens = None
-        if num_rejected_tokens_gpu is not None:
+        if given.get("num_rejected_tokens_gpu") is not None:
             assert self._rolled_back is not None
             self._next_seq_lens = self._rolled_back.seq_lens
         # None: vLLM need not subtract what is subtracted already.
-        return super().propose(*args, num_rejected_tokens_gpu=None, **kwargs)
+        return super().run_pass(depth, given | {"num_rejected_tokens_gpu": None})
 
     def _update_positions_dependent_metadata(
         self, positions: torch.Tensor, common_attn_metadata: Any, *args: Any
@@ -293,35 +348,21 @@ class _OneLayerDrafter(
         return super()._get_slot_mapping(num_tokens)
 
 
-class MTPPlusProposer(_GoesOnWithout, _OneLayerDrafter):
+class MTPPlusProposer(_OneLayerDrafter):
     """Most families: one MTP layer, run K times."""
 
 
-class MTPPlusGemma4Proposer(_GoesOnWithout, _MTPPlusDrafter, Gemma4Proposer):
+class MTPPlusGemma4Proposer(_MTPPlusDrafter, Gemma4Proposer):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
 
-class MTPPlusStep3p5Proposer(_GoesOnWithout, _MTPPlusDrafter, Step3p5MTPProposer):
+class MTPPlusStep3p5Proposer(_MTPPlusDrafter, Step3p5MTPProposer):
     """Step 3.5: several MTP layers, run in turn."""
 
     can_scrub = False  # its layers lie in several cache groups
-    can_rest = False
+    can_disable = False
 
 
-RUNNER_ATTRIBUTES = (
-    "_sample",
-    "discard_request_mask",
-    "effective_drafter_max_model_len",
-    "execute_model",
-    "execute_model_state",
-    "input_batch",
-    "optimistic_seq_lens_cpu",
-    "num_spec_tokens",
-    "rejection_sampler",
-    "requests",
-    "sampler",
-    "take_draft_token_ids",
-)
 DRAFTER_ATTRIBUTES = (
     "_enable_probabilistic_draft_probs",
     "_last_draft_probs",
@@ -357,26 +398,16 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
-    check_attributes(
-        runner,
-        (
-            *RUNNER_ATTRIBUTES,
-            *NO_DRAFT_ATTRIBUTES,
-            *RESTING_ATTRIBUTES,
-            *SCREENED_ATTRIBUTES,
-        ),
-    )
+    check_attributes(runner, (*RUNNER_ATTRIBUTES, *SCREENED_ATTRIBUTES))
     check_attributes(
         runner.drafter,
-        (*DRAFTER_ATTRIBUTES, *FIRST_PASS_ATTRIBUTES, *PAUSE_ATTRIBUTES),
+        (*DRAFTER_ATTRIBUTES, *PASS_ATTRIBUTES, *BACKFILL_ATTRIBUTES),
     )
+    extend(runner, MTPPlusRunner)
     runner.drafter.rollback = rollback
     runner.drafter.model_runner = runner
-    runner.drafter.prepare_to_rest()
-    runner.drafter.prepare_to_stop_early()
-    score_drafts(runner, runner.drafter)
+    runner.drafter.prepare_to_disable()
     _replace_samplers(runner)
-    shorten_steps_without_drafts(runner)
     # vLLM stops drafting for the whole batch when one request nears the model's end,
     # and then has zeros verified. Draft steps beyond the end are harmless: each
     # request's positions are clamped and its slots masked on the way.
@@ -394,8 +425,7 @@ def _replace_samplers(runner: Any) -> None:
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()
         sampler.drafter = runner.drafter
-        follow_tokens(runner, runner.drafter)
         if judges_drafts(runner.vllm_config):
-            runner.drafter.judge = DraftJudge(runner.device)
-            judge_unverified(runner, runner.drafter.judge)
+            runner.drafter.shadow_test = ShadowTest(runner.device)
+            show_sampled_rows(runner, runner.drafter.shadow_test)
     runner.rejection_sampler = sampler

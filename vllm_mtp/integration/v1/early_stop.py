@@ -1,11 +1,10 @@
-"""Model Runner V1: the draft loop ends when the stop rule says so.
+"""Model Runner V1: drafting ends when the stop rule says so.
 
-vLLM's loop makes as many draft steps as it was told at its beginning. It is left by an
-exception, at the place where the next draft step would begin: nothing of that step has
-happened yet, and all that the loop would have returned is known.
+vLLM's draft loop makes as many draft steps as it was told at its beginning. Those that
+do not pay any more run past a closed `DraftModelGate`: they compute nothing, and what
+they propose is cut off.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,33 +13,25 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.drafting.confidence import confidences_of, take_first_choice
 from vllm_mtp.drafting.early_stop import EarlyStop
-from vllm_mtp.integration.scheduler.early_stop import (
-    ScoredDraftTokenIds,
-    may_stop_early,
-)
+from vllm_mtp.integration.scheduler.early_stop import may_stop_early
+from vllm_mtp.integration.scheduler.messages import ScoredDraftTokenIds
+from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate
 from vllm_mtp.records import StopRule
 
 
-class _LongEnough(Exception):
-    """No further draft step pays."""
-
-
 class _Drafts:
-    """The drafts of one step, token by token."""
+    """How sure the drafts of one step are, token by token."""
 
     def __init__(self, stop: EarlyStop | None) -> None:
         self.stop = stop
-        self.is_long_enough = False
+        self.are_long_enough = False
         # draft steps x [num_reqs]
         self.confidences: list[list[float]] = []
-        self.token_ids: list[torch.Tensor] = []
-        # draft steps x [num_reqs, vocab_size]; empty where drafts are greedy
-        self.probs: list[torch.Tensor] = []
 
     def note(self, confidences: list[float]) -> None:
         self.confidences.append(confidences)
         if self.stop is not None:
-            self.is_long_enough = not self.stop.goes_on(confidences)
+            self.are_long_enough = not self.stop.goes_on(confidences)
 
 
 class StopsEarly(SpecDecodeBaseProposer):
@@ -49,76 +40,78 @@ class StopsEarly(SpecDecodeBaseProposer):
     stops_early = False
     stop_rule: StopRule | None = None
     """Of the step that is under way."""
-    drafts: _Drafts | None = None
+    gate: DraftModelGate | None
+    _last_draft_probs: torch.Tensor | None
+    _drafts: _Drafts | None = None
     """Of the last step; None where nobody asks how sure they are."""
-    model_runner: Any
+    _last_sampled: tuple[torch.Tensor, torch.Tensor | None]
 
     def prepare_to_stop_early(self) -> None:
-        self.stops_early = may_stop_early(self.vllm_config)
+        """The weights are loaded."""
+        self.stops_early = may_stop_early(self.vllm_config) and self.gate is not None
 
-    def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        if not (self.stops_early and num_speculative_tokens):
-            return super().propose(num_speculative_tokens, *args, **kwargs)
-        rule, request_ids = self.stop_rule, self.model_runner.input_batch.req_ids
+    def begin_drafts(self, request_ids: list[str]) -> None:
+        """The draft loop of a step begins."""
+        self._drafts = None
+        if not self.stops_early:
+            return
         stop = None
-        if rule is not None:
+        if self.stop_rule is not None:
             are_drawn = self._enable_probabilistic_draft_probs
-            stop = EarlyStop(rule, request_ids, are_drawn)
-        self.drafts = drafts = _Drafts(stop)
-        try:
-            return super().propose(num_speculative_tokens, *args, **kwargs)
-        except _LongEnough:
-            if drafts.probs:
-                self._last_draft_probs = torch.stack(drafts.probs, dim=1).contiguous()
-            return torch.stack(drafts.token_ids, dim=1)
+            stop = EarlyStop(self.stop_rule, request_ids, are_drawn)
+        self._drafts = _Drafts(stop)
+
+    def end_drafts(
+        self,
+        # [num_reqs, num_speculative_tokens]
+        draft_token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The draft tokens that were made before it was closed."""
+        if self.gate is None or not self.gate.is_closed:
+            return draft_token_ids
+        self.gate.is_closed = False
+        assert self._drafts is not None
+        depth = len(self._drafts.confidences)
+        if self._last_draft_probs is not None:
+            self._last_draft_probs = self._last_draft_probs[:, :depth].contiguous()
+        return draft_token_ids[:, :depth]
 
     def _sample_draft_tokens(
-        self, hidden_states: torch.Tensor, sampling_metadata: Any
+        self, hidden_states: torch.Tensor, sampling_metadata: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        token_ids, probs = super()._sample_draft_tokens(
-            hidden_states, sampling_metadata
-        )
-        if self.drafts is not None:
-            self.drafts.token_ids.append(token_ids)
-            if probs is not None:
-                self.drafts.probs.append(probs)
-        return token_ids, probs
+        if self.gate is not None and self.gate.is_closed:
+            return self._last_sampled
+        sampled = super()._sample_draft_tokens(hidden_states, sampling_metadata)
+        if self._drafts is not None and self._drafts.are_long_enough:
+            assert self.gate is not None
+            self.gate.is_closed, self._last_sampled = True, sampled
+        return sampled
+
+    def _update_positions_dependent_metadata(
+        self, positions: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if self.gate is not None and self.gate.is_closed:
+            return positions
+        return super()._update_positions_dependent_metadata(positions, *args, **kwargs)
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.drafts is None:
+        if self._drafts is None:
             return super()._greedy_sample(hidden_states)
         logits = self.model.compute_logits(hidden_states)
         token_ids, confidences = take_first_choice(logits)
-        self.drafts.note(confidences)
+        self._drafts.note(confidences)
         return token_ids
 
     def _sample_from_logits(
-        self, logits: torch.Tensor, sampling_metadata: Any
+        self, logits: torch.Tensor, sampling_metadata: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.drafts is not None:
-            self.drafts.note(confidences_of(logits))
+        if self._drafts is not None:
+            self._drafts.note(confidences_of(logits))
         return super()._sample_from_logits(logits, sampling_metadata)
 
-    def _update_positions_dependent_metadata(
-        self, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        if self.drafts is not None and self.drafts.is_long_enough:
-            raise _LongEnough
-        return super()._update_positions_dependent_metadata(*args, **kwargs)
-
-
-def score_drafts(runner: Any, drafter: StopsEarly) -> None:
-    """Let drafts that go to the scheduler tell how sure they are.
-
-    Args:
-        runner: vLLM's V1 model runner.
-        drafter: ours, already in its place.
-    """
-    original: Callable[[], DraftTokenIds | None] = runner.take_draft_token_ids
-
-    def take_draft_token_ids() -> DraftTokenIds | None:
-        taken, drafts = original(), drafter.drafts
-        drafter.drafts = None
+    def scored(self, taken: DraftTokenIds | None) -> DraftTokenIds | None:
+        """Drafts that go to the scheduler, with how sure they are."""
+        drafts, self._drafts = self._drafts, None
         if taken is None or drafts is None:
             return taken
         return ScoredDraftTokenIds(
@@ -127,5 +120,3 @@ def score_drafts(runner: Any, drafter: StopsEarly) -> None:
             list(zip(*drafts.confidences, strict=True)),
             None if drafts.stop is None else drafts.stop.lengths(),
         )
-
-    runner.take_draft_token_ids = take_draft_token_ids

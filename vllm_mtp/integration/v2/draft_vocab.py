@@ -10,9 +10,11 @@ import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
+from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
+from vllm_mtp.integration.scheduler.messages import WorkerReport
 
 
-class DraftsFromVocabulary(DraftModelSpeculator):
+class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
     """Mixin of speculators."""
 
     draft_vocab: VocabularyDrafting | None = None
@@ -25,12 +27,30 @@ class DraftsFromVocabulary(DraftModelSpeculator):
         if self.draft_vocab.reduces_top_tokens and self.draft_logits is None:
             self.use_local_argmax_reduction = True
 
-    def propose(
-        self, *args: Any, dummy_run: bool = False, **kwargs: Any
-    ) -> torch.Tensor:
-        if self.draft_vocab is not None and not dummy_run:
+    def begin_drafts(self) -> None:
+        """A step drafts: rows of the vocabulary may move now."""
+        if self.draft_vocab is not None:
             self.draft_vocab.begin_pass()
-        return super().propose(*args, dummy_run=dummy_run, **kwargs)
+
+    def expect(self, scheduler_output: Any) -> None:
+        """A step is about to run, some requests of it for the first time."""
+        if self.draft_vocab is not None:
+            self.draft_vocab.expect_requests(scheduler_output.scheduled_new_reqs)
+
+    def commit(
+        self,
+        # [num_reqs, max_sampled]
+        sampled_token_ids: torch.Tensor,
+        # [num_reqs or more]
+        num_sampled: torch.Tensor,
+    ) -> None:
+        """A step has sampled these tokens."""
+        if self.draft_vocab is not None:
+            self.draft_vocab.observe(sampled_token_ids, num_sampled)
+
+    def take_report(self) -> WorkerReport:
+        state = None if self.draft_vocab is None else self.draft_vocab.take_state()
+        return super().take_report()._replace(vocabulary=state)
 
     def compute_draft_logits(
         self, hidden_states: torch.Tensor, spec_step_idx: int
@@ -54,27 +74,3 @@ class DraftsFromVocabulary(DraftModelSpeculator):
         if self.draft_logits is not None or self.draft_vocab is None:
             return choices
         return self.draft_vocab.to_target(choices)
-
-
-def follow_tokens(runner: Any, speculator: DraftsFromVocabulary) -> None:
-    """Let a speculator know what is committed, and the prompts that come.
-
-    Args:
-        runner: vLLM's V2 model runner.
-        speculator: ours, already in its place.
-    """
-    execute_model, sample = runner.execute_model, runner.sample
-
-    def execute_model_and_tell(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        if speculator.draft_vocab is not None:
-            speculator.draft_vocab.expect_requests(scheduler_output.scheduled_new_reqs)
-        return execute_model(scheduler_output, *args, **kwargs)
-
-    def sample_and_tell(*args: Any, **kwargs: Any) -> Any:
-        result = output, num_sampled, _ = sample(*args, **kwargs)
-        if speculator.draft_vocab is not None:
-            speculator.draft_vocab.observe(output.sampled_token_ids, num_sampled)
-        return result
-
-    runner.execute_model = execute_model_and_tell
-    runner.sample = sample_and_tell

@@ -179,22 +179,3 @@ def compares_tokens_alone(runner: Any) -> bool:
         and runner.batch_sharder is None
         and runner.pcp_manager is None
     )
-
-
-def verify_greedy_steps(runner: Any) -> None:
-    """Let a runner verify greedy steps by comparing tokens.
-
-    Args:
-        runner: vLLM's V2 model runner, with a speculator.
-    """
-    check_attributes(runner, RUNNER_ATTRIBUTES)
-    greedy, sample = GreedyVerification(runner), runner.sample
-
-    def sample_or_compare(
-        hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any
-    ) -> Any:
-        if grammar_output is None and greedy.fits(input_batch):
-            return greedy.sample(hidden_states, input_batch)
-        return sample(hidden_states, input_batch, grammar_output)
-
-    runner.sample = sample_or_compare

@@ -75,28 +75,21 @@ def score_listed_tokens(runner: Any) -> None:
     """Let a runner answer ``logprob_token_ids`` in every step.
 
     Args:
-        runner: vLLM's V2 model runner; its samplers are built when it loads weights.
+        runner: vLLM's V2 model runner, whose samplers have just been built.
     """
-    check_attributes(runner, ("load_model", "speculative_config", "device"))
-    load_model = runner.load_model
-
-    def load_model_and_replace(*args: Any, **kwargs: Any) -> None:
-        load_model(*args, **kwargs)
-        theirs, sampler = runner.rejection_sampler, runner.sampler
-        if type(theirs) is not RejectionSampler:
-            return  # none on this rank, or one that the model brings
-        check_attributes(sampler, ("logprob_token_ids_state", "logprobs_mode"))
-        runner.rejection_sampler = ScoresListedTokens(
-            sampler,
-            runner.speculative_config,
-            runner.device,
-            watermark_key=theirs.watermark_key,
-        )
-        dims_of = sampler.get_logprobs_dims
-        # Ranks that sample a part of the batch each leave the lists out of what they
-        # gather, for the same reason.
-        sampler.get_logprobs_dims = lambda requests, include_token_ids=True: dims_of(
-            requests
-        )
-
-    runner.load_model = load_model_and_replace
+    theirs, sampler = runner.rejection_sampler, runner.sampler
+    if type(theirs) is not RejectionSampler:
+        return  # none on this rank, or one that the model brings
+    check_attributes(sampler, ("logprob_token_ids_state", "logprobs_mode"))
+    runner.rejection_sampler = ScoresListedTokens(
+        sampler,
+        runner.speculative_config,
+        runner.device,
+        watermark_key=theirs.watermark_key,
+    )
+    dims_of = sampler.get_logprobs_dims
+    # Ranks that sample a part of the batch each leave the lists out of what they
+    # gather, for the same reason.
+    sampler.get_logprobs_dims = lambda requests, include_token_ids=True: dims_of(
+        requests
+    )

@@ -18,21 +18,24 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.load.compat import check_attributes
+from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
-from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary, follow_tokens
-from vllm_mtp.integration.v2.greedy_verification import verify_greedy_steps
-from vllm_mtp.integration.v2.kv_backfill import (
-    PAUSE_ATTRIBUTES,
-    RestsWhileOff,
-    rest_like_a_target_alone,
-)
-from vllm_mtp.integration.v2.listed_logprobs import score_listed_tokens
+from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
+from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
+from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
 
+_LARGEST = 1e4
+"""In the place of a draft logit that is infinite; float16 holds it, too."""
 
-class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpeculator):
+
+class _MTPPlusSpeculator(
+    SurvivesFailure, BackfillsKV, AnnouncesRejectedSlots, DraftModelSpeculator
+):
+    """The stages of drafting; `propose` has them in their order."""
+
     can_scrub = True
     rollback: Rollback
     model_runner: Any
@@ -49,18 +52,56 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
     def end_step(self) -> None:
         self._step = None
 
+    def expect(self, scheduler_output: Any) -> None:
+        """A step is about to run, some requests of it for the first time."""
+
+    def commit(
+        self,
+        # [num_reqs, max_sampled]
+        sampled_token_ids: torch.Tensor,
+        # [num_reqs or more]
+        num_sampled: torch.Tensor,
+    ) -> None:
+        """A step has sampled these tokens."""
+
+    def begin_drafts(self) -> None:
+        """A step drafts."""
+
     @property
     def mtp_layers(self) -> Collection[str]:
         """Attention layers that only drafting writes; none where the target's are."""
         return self.draft_attn_layer_names if self.advance_draft_positions else ()
 
     def propose(
+        self, input_batch: Any, *args: Any, dummy_run: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
+        """``[num_reqs, num_speculative_steps]`` int64, as vLLM's.
+
+        Args:
+            input_batch: vLLM's ``InputBatch``.
+            *args: vLLM's other arguments.
+            dummy_run: At the start, which must not pass over what is broken.
+            **kwargs: vLLM's, the draft depth of the step among them.
+        """
+        if dummy_run:
+            return super().propose(input_batch, *args, dummy_run=True, **kwargs)
+        if not self.has_failed:
+            with self.surviving():
+                return self._propose(input_batch, *args, **kwargs)
+        return self._first_tokens(input_batch)
+
+    def _propose(
         self,
         input_batch: Any,
         *args: Any,
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        # Told no depth it drafts as deep as it can.
+        self.drafts_nothing = num_speculative_tokens == 0
+        self.begin_drafts()
+        if not self.drafts_nothing:
+            self.backfill(input_batch)
         draft_tokens = super().propose(
             input_batch,
             *args,
@@ -73,6 +114,24 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
             self._scrub_drafted(input_batch, self._num_rejected)
         self._num_rejected = None
         return draft_tokens
+
+    def _first_tokens(self, input_batch: Any) -> torch.Tensor:
+        """Token 0 for all drafts that are still owed, certain to be proposed, and so
+        accepted as often as the target says it."""
+        if self.draft_logits is not None:
+            rows = input_batch.idx_mapping
+            self.draft_logits[rows] = -torch.inf
+            self.draft_logits[rows, :, 0] = 0.0
+        shape = (input_batch.num_reqs, self.num_speculative_steps)
+        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+    def compute_draft_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_draft_logits(*args, **kwargs)
+        if self.draft_logits is not None:
+            # Broken weights: whatever is proposed must be a distribution, because the
+            # acceptance test takes it out of the target's. Rows may be -inf in part.
+            logits = logits.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-torch.inf)
+        return logits
 
     def _scrub_drafted(
         self,
@@ -140,54 +199,21 @@ class _MTPPlusSpeculator(RestsWhileOff, AnnouncesRejectedSlots, DraftModelSpecul
             )
 
 
-_LARGEST = 1e4
-"""In the place of a draft logit that is infinite; float16 holds it, too."""
-
-
-class _GoesOnWithout(SurvivesFailure, DraftModelSpeculator):
-    """In front of all that may break while drafts are made."""
-
-    def propose(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dummy_run"):  # a start must not pass over what is broken
-            return super().propose(*args, **kwargs)
-        if not self.has_failed:
-            with self.surviving():
-                return super().propose(*args, **kwargs)
-        input_batch = args[0] if args else kwargs["input_batch"]
-        if self.draft_logits is not None:
-            # Token 0 is certain to be proposed, and so accepted as often as it is said.
-            rows = input_batch.idx_mapping
-            self.draft_logits[rows] = -torch.inf
-            self.draft_logits[rows, :, 0] = 0.0
-        shape = (input_batch.num_reqs, self.num_speculative_steps)
-        return torch.zeros(shape, dtype=torch.int64, device=self.device)
-
-    def compute_draft_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        logits: torch.Tensor = super().compute_draft_logits(*args, **kwargs)
-        if self.draft_logits is not None:
-            # Broken weights: whatever is proposed must be a distribution, because the
-            # acceptance test takes it out of the target's. Rows may be -inf in part.
-            logits = logits.nan_to_num(nan=0.0, posinf=_LARGEST, neginf=-torch.inf)
-        return logits
-
-
-class MTPPlusSpeculator(
-    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator
-):
+class MTPPlusSpeculator(DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator):
     """Most families: one MTP layer, run K times."""
 
 
 class MTPPlusMultiModuleSpeculator(
-    _GoesOnWithout, DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
+    DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
 ):
     """Several MTP layers, run in turn."""
 
     can_scrub = False  # each layer drafts from other positions
-    can_rest = False
+    can_disable = False
     mtp_layers = ()
 
 
-class MTPPlusGemma4Speculator(_GoesOnWithout, _MTPPlusSpeculator, Gemma4Speculator):
+class MTPPlusGemma4Speculator(_MTPPlusSpeculator, Gemma4Speculator):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
 
@@ -215,15 +241,16 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     runner.speculator = None
     del theirs
     runner.speculator = ours(runner.vllm_config, runner.device)
-    check_attributes(
-        runner, ("execute_model", "execute_model_state", "req_states", "sample")
-    )
-    check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *PAUSE_ATTRIBUTES))
+    check_attributes(runner, RUNNER_ATTRIBUTES)
+    check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *BACKFILL_ATTRIBUTES))
     runner.speculator.rollback = rollback
     runner.speculator.model_runner = runner
-    runner.speculator.prepare_to_rest()
-    rest_like_a_target_alone(runner, runner.speculator)
-    verify_greedy_steps(runner)
-    score_listed_tokens(runner)
-    if isinstance(runner.speculator, DraftsFromVocabulary):
-        follow_tokens(runner, runner.speculator)
+    runner.speculator.prepare_to_disable()
+    _extend(runner)
+
+
+def _extend(runner: Any) -> None:
+    # The property of our class takes the place of vLLM's attribute.
+    speculator = vars(runner).pop("speculator")
+    extend(runner, MTPPlusRunner)
+    runner.speculator = speculator

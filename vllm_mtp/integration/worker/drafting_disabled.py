@@ -1,16 +1,16 @@
-"""When the MTP layers rest, and how much may wait for them: said once for all.
+"""When a step goes without the MTP layers, and how many tokens may be pending.
 
-Drafting is *off* in a step whose draft depth is 0. The MTP layers then rest if every
-request of the step has one row, with no draft token to verify: their inputs wait in
-`UnseenTokens` until drafting resumes. Any other step runs them as vLLM does at depth
-0, for these reasons:
+Drafting is *disabled* in a step whose draft depth is 0. The MTP layers then do not run
+if every request of the step has one row, with no draft token to verify: their inputs
+wait in `PendingTokens` until drafting resumes. Any other step runs them as vLLM does at
+depth 0, for these reasons:
 
 - rows of draft tokens: which of them are committed is known on the device only, so
-  they cannot be counted here; this happens once, in the step that turns drafting off;
+  they cannot be counted here; this happens once, in the step that disables drafting;
 - rows of prompts: their KV blocks may be shared with later requests (prefix caching),
   who would find holes in the MTP layers' part. Only *generated* tokens of a request
-  that ends while drafting is off leave holes (seen when a conversation goes on: fewer
-  drafts are accepted, the output is the same).
+  that ends while drafting is disabled leave holes (seen when a conversation goes on:
+  fewer drafts are accepted, the output is the same).
 
 Shared by the scheduler and both adapters; imports none of them.
 """
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from vllm_mtp.drafting.unseen_tokens import UnseenTokens
+from vllm_mtp.drafting.pending_tokens import PendingTokens
 
-MAX_UNSEEN_BYTES = 256 * 2**20
-"""Bound on the memory of hidden states that wait, per worker."""
+MAX_PENDING_BYTES = 256 * 2**20
+"""Bound on the memory of hidden states of pending tokens, per worker."""
 
 
-def mtp_layers_rest(
+def skips_mtp_layers(
     draft_depth: int, num_requests: int, num_rows: int, num_draft_tokens: int
 ) -> bool:
     """Whether a step goes without the MTP layers.
@@ -56,8 +56,8 @@ def repeats(scheduler_output: Any, request_ids: list[str]) -> bool:
     )
 
 
-def may_rest(vllm_config: Any) -> bool:
-    """Whether this engine's MTP layers may rest at all.
+def may_disable(vllm_config: Any) -> bool:
+    """Whether steps of this engine may go without the MTP layers at all.
 
     Not where others wait for them: data-parallel ranks run them together, a KV
     connector sends their KV away, context parallelism spreads it over ranks.
@@ -71,13 +71,13 @@ def may_rest(vllm_config: Any) -> bool:
     )
 
 
-def unseen_tokens_like(
+def pending_tokens_like(
     # [num_rows, hidden_size]
     hidden_states: torch.Tensor,
     max_num_reqs: int,
-) -> UnseenTokens:
+) -> PendingTokens:
     """A store for as many rows as the bound allows, at least a few for each request."""
     hidden_size, dtype = hidden_states.shape[1], hidden_states.dtype
     row_bytes = hidden_size * dtype.itemsize + 12
-    max_rows = max(MAX_UNSEEN_BYTES // row_bytes, 4 * max_num_reqs)
-    return UnseenTokens(max_rows, hidden_size, dtype, hidden_states.device)
+    max_rows = max(MAX_PENDING_BYTES // row_bytes, 4 * max_num_reqs)
+    return PendingTokens(max_rows, hidden_size, dtype, hidden_states.device)

@@ -6,38 +6,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.integration.scheduler.vocabulary_news import with_news
-from vllm_mtp.integration.v1.drafting_disabled import (
-    StepMethods,
-    rest_like_a_target_alone,
-)
 from vllm_mtp.integration.worker.rollback import Rollback
-
-
-def tell_steps(runner: Any, drafter: Any) -> None:
-    """Let a drafter know the target's pass whose tokens are being sampled, and tell.
-
-    The runner is wrapped, not the worker: the Ray executor goes past the worker.
-    """
-    sample_tokens = runner.sample_tokens
-    is_first = True
-
-    def sample_tokens_of_step(grammar_output: Any) -> Any:
-        nonlocal is_first
-        drafter.begin_step(runner.execute_model_state)
-        try:
-            output = sample_tokens(grammar_output)
-        finally:
-            drafter.end_step()
-        vocabulary = getattr(drafter, "draft_vocab", None)
-        judge = getattr(drafter, "judge", None)
-        news = None if vocabulary is None else vocabulary.take_news()
-        verdicts = {} if judge is None else judge.take_verdicts()
-        told = with_news(output, news, verdicts, drafter.take_failure(), is_first)
-        is_first = is_first and told is output  # it may have had no output to give
-        return told
-
-    runner.sample_tokens = sample_tokens_of_step
 
 
 class ReplacesDrafter(Worker):
@@ -48,7 +17,6 @@ class ReplacesDrafter(Worker):
     def init_device(self) -> None:
         self._init_device_with_all_processors()
         self.rollback = Rollback(self.vllm_config, self.device)
-        theirs = StepMethods.of(self.model_runner)
         # Imported here because the V2 modules need Triton, which a V1 worker may lack.
         if self.use_v2_model_runner:
             from vllm_mtp.integration.v2.speculator import replace_speculator
@@ -58,14 +26,6 @@ class ReplacesDrafter(Worker):
             from vllm_mtp.integration.v1.drafter import replace_drafter
 
             replace_drafter(self.model_runner, self.rollback)
-        self._mend_runner()
-        if self._drafter is not None:
-            tell_steps(self.model_runner, self._drafter)
-            if not self.use_v2_model_runner:
-                rest_like_a_target_alone(self.model_runner, self._drafter, theirs)
-
-    def _mend_runner(self) -> None:
-        """Nothing is to be mended on a GPU."""
 
     def _init_device_with_all_processors(self) -> None:
         if self.vllm_config.use_v2_model_runner:  # has them

@@ -1,9 +1,9 @@
-"""Model Runner V1: the MTP layer's first pass of a step, without what nobody reads.
+"""Model Runner V1: arguments of ``propose`` for passes over other rows than a step's.
 
 vLLM runs the MTP layer over all rows of the target's pass, to fill its KV cache, and
-drafts from one row of each request. Where a step drafts nothing the pass ends behind
-keys and values. Where it drafts and has many rows (prompts, or drafts of many requests)
-there are two passes: all rows as far as keys and values, then the rows to draft from.
+drafts from one row of each request. Where many rows are only there for the cache
+(prompts, or drafts of many requests) there are two passes: all rows for keys and values
+alone, then the rows to draft from. KV backfill is a pass over rows of past steps.
 """
 
 from typing import Any
@@ -14,10 +14,9 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from vllm_mtp.drafting.unseen_tokens import CatchUpPass
-from vllm_mtp.integration.worker.kv_only_passes import WritesKeysAndValues
+from vllm_mtp.drafting.pending_tokens import BackfillPass
 
-FIRST_PASS_ATTRIBUTES = ("block_size", "uses_mrope")
+PASS_ATTRIBUTES = ("block_size", "uses_mrope")
 
 MIN_ROWS_SAVED_ON_CPU = 48
 MIN_ROWS_SAVED = 512
@@ -27,59 +26,44 @@ layer takes a tenth of one for each row there (timed). A GPU does some hundred r
 large one in the time of a few more launches (reckoned)."""
 
 
-class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
+class RunsOtherRows(SpecDecodeBaseProposer):
     """Mixin of drafters."""
 
-    def load_model(self, target_model: Any) -> None:
-        super().load_model(target_model)
-        self.prepare_to_end_passes(self._draft_attn_layer_names)
+    def pays_two_passes(self, given: dict[str, Any]) -> bool:
+        """Whether a step that drafts has many rows that are not drafted from.
 
-    def propose(
-        self, num_speculative_tokens: int, *args: Any, **given: Any
-    ) -> torch.Tensor:
-        """As vLLM's, whose other arguments are given by name."""
+        Args:
+            given: Arguments of ``propose``.
+        """
         metadata: CommonAttentionMetadata = given["common_attn_metadata"]
-        drafts = num_speculative_tokens > 0
-        if drafts and not self._runs_twice(metadata, given):
-            return super().propose(num_speculative_tokens, *args, **given)
-        with self.writing_only():
-            return super().propose(0, *args, **given)
-        if not drafts:
-            shape = (metadata.num_reqs, 0)
-            return given["next_token_ids"].new_empty(shape, dtype=torch.int64)
-        given |= self._of_last_rows(given)
-        return super().propose(num_speculative_tokens, *args, **given)
-
-    def _runs_twice(
-        self, metadata: CommonAttentionMetadata, given: dict[str, Any]
-    ) -> bool:
+        on_cpu = current_platform.is_cpu()
         return (
-            self.can_end_passes
-            and metadata.num_actual_tokens - metadata.num_reqs >= _min_rows_saved()
+            metadata.num_actual_tokens - metadata.num_reqs
+            >= (MIN_ROWS_SAVED_ON_CPU if on_cpu else MIN_ROWS_SAVED)
             and not self.uses_mrope
             and given.get("mm_embed_inputs") is None
         )
 
-    def _of_last_rows(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the pass over the rows to draft from."""
+    def of_last_rows(self, given: dict[str, Any]) -> dict[str, Any]:
+        """``given`` for a pass over the rows to draft from."""
         metadata = given["common_attn_metadata"]
         rows = given["token_indices_to_sample"]
         if rows is None:
             rows = metadata.query_start_loc[1:] - 1
         rows, num_reqs = rows.long(), metadata.num_reqs
-        part = CatchUpPass(
+        part = BackfillPass(
             requests=np.arange(num_reqs),
             query_start_loc=np.arange(num_reqs + 1, dtype=np.int32),
             positions=given["target_positions"][rows],
             next_token_ids=given["next_token_ids"],
             hidden_states=given["target_hidden_states"][rows],
         )
-        return self.inputs_of(part, metadata)
+        return given | self.of_rows(part, metadata)
 
-    def inputs_of(
-        self, part: CatchUpPass, given: CommonAttentionMetadata
+    def of_rows(
+        self, part: BackfillPass, given: CommonAttentionMetadata
     ) -> dict[str, Any]:
-        """Arguments of ``propose`` for a pass over other rows than a step's own.
+        """Arguments for a pass over given rows.
 
         Args:
             part: The rows, of requests of the step.
@@ -97,7 +81,7 @@ class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
         }
 
     def _metadata_of(
-        self, part: CatchUpPass, given: CommonAttentionMetadata
+        self, part: BackfillPass, given: CommonAttentionMetadata
     ) -> CommonAttentionMetadata:
         requests = torch.from_numpy(part.requests)
         starts = torch.from_numpy(part.query_start_loc)
@@ -121,7 +105,3 @@ class ShortensFirstPass(WritesKeysAndValues, SpecDecodeBaseProposer):
             slot_mapping=blocks * self.block_size + part.positions % self.block_size,
             causal=True,
         )
-
-
-def _min_rows_saved() -> int:
-    return MIN_ROWS_SAVED_ON_CPU if current_platform.is_cpu() else MIN_ROWS_SAVED

@@ -1,9 +1,9 @@
-"""Tokens that the MTP layers have not seen because drafting was off.
+"""Pending tokens: those that the MTP layers have not read, drafting being disabled.
 
-While drafting is off the MTP layers do not run, so their KV cache falls behind the
+While drafting is disabled the MTP layers do not run, so their KV cache falls behind the
 target's. What they would have read (each token's position, the token after it, the
 target's hidden state) is put here instead, one row for every request and step; when
-drafting resumes one pass over these rows writes the missing KV.
+drafting resumes one pass over these rows writes the missing KV: the KV backfill.
 
 Memory is bounded and taken once. Rows are appended in the order of the steps::
 
@@ -13,14 +13,9 @@ Memory is bounded and taken once. Rows are appended in the order of the steps::
                                                    ^ num_rows
 
 and handed out by request, oldest first: ``a: 0 3 6, c: 2 5 7, d: 8``.
-
-Copying a few rows takes longer than making the calls that copy them, and happens in
-steps that should cost what they cost without speculation: the last steps are kept as
-they came, and copied when there are many or someone asks.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +24,8 @@ import torch
 
 Rows = npt.NDArray[np.int64]
 
-_MAX_UNCOPIED_STEPS = 32
 
-
-class CatchUpPass(NamedTuple):
+class BackfillPass(NamedTuple):
     """Rows of some requests for one pass, those of one request together."""
 
     # [num_requests]: indices into the batch, rising
@@ -64,17 +57,17 @@ class CatchUpPass(NamedTuple):
         return ends.to(self.positions.device) - 1
 
 
-class UnseenRows(NamedTuple):
+class PendingRows(NamedTuple):
     """All rows of some requests, those of one request together, oldest first."""
 
-    # [num_requests]: rows of each; 0 for those that have seen everything
+    # [num_requests]: rows of each; 0 where nothing is pending
     num_tokens: Rows
-    # as in CatchUpPass
+    # as in BackfillPass
     positions: torch.Tensor
     next_token_ids: torch.Tensor
     hidden_states: torch.Tensor
 
-    def passes(self, max_rows: int) -> Iterator[CatchUpPass]:
+    def passes(self, max_rows: int) -> Iterator[BackfillPass]:
         """Divide into passes of at most ``max_rows`` rows, in order."""
         ends = self.num_tokens.cumsum()
         starts = ends - self.num_tokens
@@ -84,7 +77,7 @@ class UnseenRows(NamedTuple):
             requests = np.flatnonzero(part > 0)
             query_start_loc = np.zeros(len(requests) + 1, dtype=np.int32)
             np.cumsum(part[requests], out=query_start_loc[1:])
-            yield CatchUpPass(
+            yield BackfillPass(
                 requests,
                 query_start_loc,
                 self.positions[first:last],
@@ -93,18 +86,7 @@ class UnseenRows(NamedTuple):
             )
 
 
-class _Step(NamedTuple):
-    """Rows of one step, one of each request."""
-
-    # [num_requests] each
-    owners: Rows
-    positions: Rows
-    next_token_ids: Sequence[int]
-    # [num_requests, hidden_size]
-    hidden_states: torch.Tensor
-
-
-class UnseenTokens:
+class PendingTokens:
     """A bounded store of rows."""
 
     def __init__(
@@ -124,8 +106,6 @@ class UnseenTokens:
         """
         self.max_rows = max_rows
         self.num_rows = 0
-        self._num_copied = 0
-        self._uncopied: list[_Step] = []
         self._hidden_states = torch.empty(
             max_rows, hidden_size, dtype=dtype, device=device
         )
@@ -142,21 +122,21 @@ class UnseenTokens:
         self,
         num_rows: int,
         live_request_ids: Collection[str],
-        catch_up: Callable[[], None],
+        backfill: Callable[[], None],
     ) -> None:
         """See that ``num_rows`` fit.
 
         Args:
             num_rows: About to be added.
             live_request_ids: Rows of all others go first.
-            catch_up: Runs the MTP layers over the rows of this step's requests and
+            backfill: Runs the MTP layers over the rows of this step's requests and
                 takes them; called if those that live fill more than half.
         """
         if self.num_rows + num_rows <= self.max_rows:
             return
         self.keep_only(live_request_ids)
         if self.num_rows > self.max_rows // 2:
-            catch_up()
+            backfill()
         if self.num_rows + num_rows > self.max_rows:
             # Requests that wait to be scheduled: fewer of their drafts will be
             # accepted, but memory stays bounded.
@@ -167,62 +147,25 @@ class UnseenTokens:
         request_ids: Sequence[str],
         # [num_requests], any integers
         positions: torch.Tensor,
-        # [num_requests], any integers; None if whoever catches up has them
+        # [num_requests], any integers; None if the backfill has them from elsewhere
         next_token_ids: torch.Tensor | None,
         # [num_requests, hidden_size]
         hidden_states: torch.Tensor,
     ) -> None:
         """Keep one row of every request. There must be room."""
-        self._copy()
-        first, last = self._take_rows(len(request_ids))
+        first, last = self.num_rows, self.num_rows + len(request_ids)
+        assert last <= self.max_rows, (last, self.max_rows)
         self._positions[first:last] = positions
         if next_token_ids is not None:
             self._next_token_ids[first:last] = next_token_ids
         self._hidden_states[first:last] = hidden_states
         self._owners[first:last] = self._numbers_of(request_ids)
-        self._num_copied = last
-
-    def add_step(
-        self,
-        request_ids: Sequence[str],
-        # [num_requests], nobody changes it any more
-        positions: Rows,
-        next_token_ids: Sequence[int],
-        # [num_requests, hidden_size], nobody changes it any more
-        hidden_states: torch.Tensor,
-    ) -> None:
-        """As `add`, of what is on the host and stays as it is: copied later."""
-        self._take_rows(len(request_ids))
-        owners = self._numbers_of(request_ids)
-        self._uncopied.append(_Step(owners, positions, next_token_ids, hidden_states))
-        if len(self._uncopied) == _MAX_UNCOPIED_STEPS:
-            self._copy()
-
-    def _take_rows(self, num_rows: int) -> tuple[int, int]:
-        first, last = self.num_rows, self.num_rows + num_rows
-        assert last <= self.max_rows, (last, self.max_rows)
         self.num_rows = last
-        return first, last
-
-    def _copy(self) -> None:
-        if not self._uncopied:
-            return
-        owners, positions, next_token_ids, hidden_states = zip(
-            *self._uncopied, strict=True
-        )
-        first, last = self._num_copied, self.num_rows
-        self._owners[first:last] = np.concatenate(owners)
-        self._positions[first:last] = torch.from_numpy(np.concatenate(positions))
-        self._next_token_ids[first:last] = torch.tensor([*chain(*next_token_ids)])
-        torch.cat(hidden_states, out=self._hidden_states[first:last])
-        self._num_copied = last
-        self._uncopied.clear()
 
     def forget(self, request_ids: Collection[str]) -> None:
         """Drop the rows of some requests."""
         if self._numbers.keys().isdisjoint(request_ids):
             return
-        self._copy()
         gone = [self._numbers.pop(i) for i in request_ids if i in self._numbers]
         self._last_ids = []
         self._keep(np.isin(self._owners[: self.num_rows], gone, invert=True))
@@ -233,14 +176,13 @@ class UnseenTokens:
 
     def counts(self, request_ids: Sequence[str]) -> dict[str, int]:
         """Rows of each request, 0 for none."""
-        self._copy()
         rows = np.bincount(self._owners[: self.num_rows], minlength=1)
         numbers = self._numbers
         return {i: int(rows[numbers[i]]) if i in numbers else 0 for i in request_ids}
 
     def take(
         self, request_ids: Sequence[str], chosen: Collection[str] | None = None
-    ) -> UnseenRows | None:
+    ) -> PendingRows | None:
         """Hand out rows and forget them; None if there are none.
 
         Args:
@@ -256,7 +198,6 @@ class UnseenTokens:
         numbers = [self._numbers.get(i, -1) if i in picked else -1 for i in request_ids]
         if max(numbers, default=-1) < 0:
             return None
-        self._copy()
         place = np.full(self._next_number, -1, dtype=np.int64)
         for request, number in enumerate(numbers):
             if number >= 0:
@@ -265,7 +206,7 @@ class UnseenTokens:
         rows = np.flatnonzero(places >= 0)
         rows = rows[np.argsort(places[rows], kind="stable")]
         index = torch.from_numpy(rows).to(self._positions.device)
-        taken = UnseenRows(
+        taken = PendingRows(
             np.bincount(places[rows], minlength=len(request_ids)),
             self._positions[index],
             self._next_token_ids[index],
@@ -295,7 +236,7 @@ class UnseenTokens:
             self._next_token_ids[: len(rows)] = self._next_token_ids[index]
             self._hidden_states[: len(rows)] = self._hidden_states[index]
             self._owners[: len(rows)] = self._owners[rows]
-        self.num_rows = self._num_copied = len(rows)
+        self.num_rows = len(rows)
         if not self.num_rows:
             self._numbers.clear()
             self._next_number = 0

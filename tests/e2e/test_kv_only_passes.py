@@ -1,4 +1,4 @@
-"""Passes of the MTP layer that only fill its KV cache stop when that is done.
+"""Passes of the MTP layer that only fill its KV cache compute nothing else.
 
 Real engines: what is in the cache then, what ran, and that drafts fare as they would.
 """
@@ -17,14 +17,14 @@ from tests.support.families import FAMILIES
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.watch import play_script
-from vllm_mtp.integration.worker import kv_only_passes
+from vllm_mtp.integration.worker import draft_model_gate
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 
 
 def run_passes_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on, as vLLM does."""
-    monkeypatch.setattr(kv_only_passes, "key_value_layer", lambda *args: None)
+    monkeypatch.setattr(draft_model_gate, "kv_only_layer", lambda *args: None)
 
 
 def cache_of_drafter(llm: Any) -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_a_prompt_leaves_the_same_cache_without_the_rest_of_the_layer(
             passes = watch_passes(llm)
             greedy(llm, random_prompts(3), 1)
             assert sum(passes.begun) == sum(map(len, random_prompts(3)))
-            assert passes.ended == (passes.begun if are_whole else [])
+            assert passes.whole == (passes.begun if are_whole else [])
             caches.append(cache_of_drafter(llm))
     assert caches[0].count_nonzero() > 100
     assert torch.equal(caches[0], caches[1])
@@ -60,8 +60,8 @@ class Run(NamedTuple):
     texts: list[list[int]]
     accepted: list[list[list[int]]]
     passes: Passes
-    caught_up: list[int]
-    """Rows of the steps that caught up."""
+    backfilled: list[int]
+    """Rows of the steps with a KV backfill."""
 
 
 def run_bundled(script: list[int], prompt_tokens: int = 48) -> Run:
@@ -72,8 +72,8 @@ def run_bundled(script: list[int], prompt_tokens: int = 48) -> Run:
         passes = watch_passes(llm)
         texts = greedy(llm, heldout_prompts(6, max_tokens=prompt_tokens), 40)
         outcomes = recorder.outcomes
-        caught_up = [o.num_catch_up_tokens for o in outcomes if o.num_catch_up_tokens]
-        return Run(texts, accepted_by_step(outcomes), passes, caught_up)
+        backfilled = [o.num_catch_up_tokens for o in outcomes if o.num_catch_up_tokens]
+        return Run(texts, accepted_by_step(outcomes), passes, backfilled)
 
 
 def test_steps_with_prompts_draft_from_one_row_of_each_request(
@@ -87,33 +87,33 @@ def test_steps_with_prompts_draft_from_one_row_of_each_request(
     assert cut.accepted == whole.accepted
     assert sum(a for step in cut.accepted for _, _, a in step) > 50
     # Three prompts come first, and only they have many rows.
-    assert whole.passes.begun[:2] == whole.passes.ended[:2] == [144, 3]
+    assert whole.passes.begun[:2] == whole.passes.whole[:2] == [144, 3]
     assert cut.passes.begun[:3] == [144, 3, 3]
-    assert cut.passes.ended[:2] == [3, 3]
-    left = [rows for rows in cut.passes.begun if rows not in cut.passes.ended]
+    assert cut.passes.whole[:2] == [3, 3]
+    left = [rows for rows in cut.passes.begun if rows not in cut.passes.whole]
     assert left
     assert min(left) >= 48
-    assert max(cut.passes.ended) < 48 + 3
+    assert max(cut.passes.whole) < 48 + 3
 
 
 def test_a_step_with_few_rows_has_one_pass() -> None:
     run = run_bundled([2], prompt_tokens=15)
     assert run.passes.begun[:2] == [45, 3]
-    assert run.passes.begun == run.passes.ended
+    assert run.passes.begun == run.passes.whole
 
 
-def test_what_was_missed_is_caught_up_on_as_far_as_the_cache(
+def test_a_kv_backfill_writes_keys_and_values_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = [0] * 6 + [2] * 2
     cut = run_bundled(script)
     run_passes_to_their_end(monkeypatch)
     whole = run_bundled(script)
-    assert whole.passes.begun == whole.passes.ended
+    assert whole.passes.begun == whole.passes.whole
     assert cut.passes.begun == whole.passes.begun
-    assert len(cut.passes.ended) < len(cut.passes.begun)
+    assert len(cut.passes.whole) < len(cut.passes.begun)
     # Not only prompts: each of these is among the passes that did not end.
-    left = Counter(cut.passes.begun) - Counter(cut.passes.ended)
-    assert len(cut.caught_up) > 5
-    assert Counter(cut.caught_up) <= left
+    left = Counter(cut.passes.begun) - Counter(cut.passes.whole)
+    assert len(cut.backfilled) > 5
+    assert Counter(cut.backfilled) <= left
     assert (cut.texts, cut.accepted) == (whole.texts, whole.accepted)
