@@ -148,7 +148,7 @@ def drafting(
         bool,
         typer.Option(
             help="Also mtp_plus with the whole vocabulary, with unrounded weights, and "
-            "with a target's head that is not screened."
+            "with a target's head that is not prefiltered."
         ),
     ] = True,
     compiled: Annotated[

@@ -3,7 +3,7 @@
 All contenders but the last draft the same fixed number of tokens, so that nothing but
 their parts differs: vLLM's own `mtp`, and `mtp_plus` with the whole vocabulary,
 with a part of it, with weights in 8 bits as well, and with all that is the default:
-that and, on a CPU, a target's head that is screened. The last one is `mtp_plus` as it
+that and, on a CPU, a prefiltered head of the target. The last one is `mtp_plus` as it
 is served, told nothing but that number: it may draft less and verify only what it is
 sure of. Where requests are sampled, vLLM drafts greedily or draws with the temperature
 alone. All serve the same requests in short turns (`grid_turns`); every round has

@@ -102,21 +102,21 @@ class MTPPlusConfig(BaseModel):
         default="auto",
         description=(
             "Weights that draft. `int8`: large matrices of the MTP layers and the "
-            "draft head are rounded to 8 bits at start and take a third to three "
+            "draft head are quantized to 8 bits at start and take a third to three "
             "fifths of the time (without AVX512-VNNI: for up to 8 requests, a quarter "
             "to four fifths); the output is the same. `same`: as the model has them. "
             "`auto`: `int8` on x86 CPUs with AVX2 and without AMX (never tried there), "
             "unless the model is quantized."
         ),
     )
-    verify_head: Literal["auto", "screened", "whole"] = Field(
+    verify_head: Literal["auto", "prefiltered", "whole"] = Field(
         default="auto",
         description=(
-            "How the likeliest tokens of greedy requests are found. `screened`: a copy "
-            "of the target's head in 8 bits rules out all tokens but a few, by bounds "
-            "that always hold, and the head itself decides between those; the output "
-            "is the same. `whole`: the head is multiplied for every token. `auto`: "
-            "`screened` on x86 CPUs with AVX2 and without AMX (without AVX512-VNNI: "
+            "How the likeliest tokens of greedy requests are found. `prefiltered`: a "
+            "copy of the target's head in 8 bits rules out all tokens but a few, by "
+            "bounds that always hold, and the head itself decides between those; the "
+            "output is the same. `whole`: the head scores every token. `auto`: "
+            "`prefiltered` on x86 CPUs with AVX2 and without AMX (without AVX512-VNNI: "
             "for up to 8 rows), for heads of 8 million weights or more, unless the "
             "model is quantized."
         ),

@@ -9,7 +9,7 @@ from tests.e2e.conftest import NUM_TOKENS, Reference
 from tests.support.engines import counters, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.integration.cpu.int8_drafts import has_kernel
-from vllm_mtp.integration.cpu.int8_weights import FewRowsLinear, RoundedLinear
+from vllm_mtp.integration.cpu.int8_weights import FewRowsLinear, Int8Linear
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"
 )
 
-ROUNDED = (FewRowsLinear, RoundedLinear)
+ROUNDED = (FewRowsLinear, Int8Linear)
 FIXED = {"method": "mtp_plus", "controller": "fixed"}
 NUM_PROMPTS = 8
 SIZES = Expansion(hidden_size=512, intermediate_size=1024)

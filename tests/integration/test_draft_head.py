@@ -103,7 +103,7 @@ def test_rows_in_8_bits_follow_the_vocabulary_as_well(
     monkeypatch.setattr(int8_weights, "MIN_WEIGHTS", NUM_ROWS * HIDDEN_SIZE)
     whole = head(0, 1)
     vocabulary = DraftVocabulary(NUM_ROWS, shards_of(whole), {5}, torch.device("cpu"))
-    rounded = DraftHead(whole, vocabulary, is_rounded=True)
+    rounded = DraftHead(whole, vocabulary, is_int8=True)
     generator = torch.Generator().manual_seed(1)
     met = set()
     for number in range(4):

@@ -69,7 +69,7 @@ def test_wishes_and_waiting_come_before_what_the_controller_said() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
     metrics.decided(DraftDecision(4, {"a": 4, "b": 0}, "off"), {"a"})
     metrics.decoding_without_draft(["a", "b"], pinned={"b"})
-    assert taken(metrics).without_draft == {"catching_up": 1, "pinned": 1}
+    assert taken(metrics).without_draft == {"kv_backfill": 1, "pinned": 1}
 
 
 def test_slots_of_tokens_that_the_grammar_forbids_are_rolled_back_too() -> None:

@@ -77,7 +77,7 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
         ({"draft_vocab_size": 1}, ["draft_vocab_size=1", "from 128 to 1048576"]),
         ({"draft_vocab_size": 8192}, ["draft_vocab_size=8192", "at most 512"]),
         ({"draft_weights": "int4"}, ["draft_weights='int4'", "'same' or 'int8'"]),
-        ({"verify_head": "int8"}, ["verify_head='int8'", "'screened' or 'whole'"]),
+        ({"verify_head": "int8"}, ["verify_head='int8'", "'prefiltered' or 'whole'"]),
         ({"kv_rollback": "off"}, ["kv_rollback='off'", "'metadata' or 'scrub'"]),
     ],
 )
@@ -93,9 +93,9 @@ def test_weights_in_8_bits_where_there_is_no_kernel(mimo: Path) -> None:
     assert "float32 or bfloat16, not quantized; leave it unset" in sentence
 
 
-def test_a_screened_head_where_there_is_no_kernel(mimo: Path) -> None:
-    sentence = refusal(mimo, {"verify_head": "screened"}, dtype="float16")
-    assert "speculative_config.verify_head='screened'" in sentence
+def test_a_prefiltered_head_where_there_is_no_kernel(mimo: Path) -> None:
+    sentence = refusal(mimo, {"verify_head": "prefiltered"}, dtype="float16")
+    assert "speculative_config.verify_head='prefiltered'" in sentence
     assert "float32 or bfloat16, not quantized; leave it unset" in sentence
 
 

@@ -4,7 +4,7 @@ A drawn draft token is accepted with probability ``sum(min(target, proposal))``.
 layers are surer of themselves than they should be, or less: drawing at another
 temperature than the request's may accept more. Which one is learnt from verifications,
 where both distributions are known: the same proposal, made a little sharper and a
-little flatter, tells in which direction acceptance grows.
+little flatter, shows in which direction acceptance grows.
 
 Lossless: what is drawn next depends on earlier verifications alone.
 """
@@ -19,7 +19,7 @@ RATE = 1.0
 """Of the logarithm, for each unit of acceptance gained by it."""
 LIMITS = (0.5, 2.0)
 MAX_ROWS = 16
-"""Of a verification that are looked at; bounds the time it takes."""
+"""Of a verification that are read; bounds the time it takes."""
 
 
 class DraftTemperature:

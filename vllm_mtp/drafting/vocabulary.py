@@ -7,7 +7,7 @@ vocabulary, and a token outside the draft vocabulary has draft probability 0.
 
 Which rows is a matter of *scores*: how often a token was committed lately, and in
 which prompts it stands. Everything is on the device and nothing waits for it; only
-``refresh`` looks at the scores, and between two of them rows stay as they are.
+``refresh`` reads the scores, and between two of them rows stay as they are.
 
 Tensor parallelism: the head's rows lie in shards, a range of token ids on each rank,
 and every rank can multiply by its own only. Each gets the same number of rows, or the
@@ -35,7 +35,7 @@ MIN_TOKENS_BETWEEN_REFRESHES = 16
 """As many count at least: at first only prompts are known, and nothing is committed."""
 
 RowsChanged = Callable[[torch.Tensor, torch.Tensor], None]
-"""Told ``slots`` and the ``token_ids`` that are there from now on, both int64."""
+"""Called with ``slots`` and the ``token_ids`` there from now on, both int64."""
 
 
 class Shard(NamedTuple):
@@ -79,7 +79,7 @@ class DraftVocabulary:
         self._num_seen = torch.zeros((), device=device)
         """Committed tokens since the last refresh."""
         self._missed = 0.0
-        """Tokens that better rows would have held, as far as scores tell."""
+        """Tokens that better rows would have held, as far as scores say."""
         self._num_missed = torch.zeros((), device=device)
         """Committed tokens that rows did not hold, since they changed last."""
         # Committed tokens, and those of them that were members, both fading.
@@ -178,8 +178,8 @@ class DraftVocabulary:
         self._is_member[self.token_ids] = True
         self._covered.zero_()
         slots = torch.arange(num_rows, device=self.token_ids.device)
-        for tell in self.on_rows_changed:
-            tell(slots, self.token_ids)
+        for notify in self.on_rows_changed:
+            notify(slots, self.token_ids)
 
     def share_of_best(self, num_rows: int) -> float:
         """Share of all scores that the best rows of another number would have.
@@ -237,8 +237,8 @@ class DraftVocabulary:
             token_ids = token_ids[newcomers]
         self._is_member = is_member
         self.token_ids[slots] = token_ids
-        for tell in self.on_rows_changed:
-            tell(slots, token_ids)
+        for notify in self.on_rows_changed:
+            notify(slots, token_ids)
 
 
 def default_num_rows(vocab_size: int, num_shards: int) -> int | None:

@@ -87,7 +87,7 @@ class VocabularyPolicy:
         """Prepare a draft pass; nothing else may move rows.
 
         Args:
-            count: Tells the vocabulary of tokens that were committed meanwhile. Called
+            count: Counts tokens that were committed meanwhile. Called
                 where they are about to matter: most passes go without.
 
         Returns:

@@ -73,7 +73,7 @@ class CommandedEngine:
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
         # all contenders get it (see mends.py). Now: starting installs the faulty one.
         if current_platform.is_cpu():
-            workarounds.mend_expand_kernel()
+            workarounds.replace_expand_kernel()
         self.num_requests = 0
         self._cores = os.sched_getaffinity(0)
         self._round: Round | None = None
@@ -94,7 +94,7 @@ class CommandedEngine:
             if speculation
             else 0,
             "is_v2": config.use_v2_model_runner,
-            "has_mended_sampling": expand is workarounds.expand_kernel,
+            "has_right_sampling": expand is workarounds.expand_kernel,
             **_memory(),
         }
 

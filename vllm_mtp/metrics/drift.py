@@ -8,8 +8,8 @@ The past is a running mean over requests with its spread, slow and deaf while th
 an alarm; the present is the mean of the last few. It is called a fall when the present
 lies both ``MIN_DROP`` and ``SIGMAS`` standard errors below the past. With requests that
 differ as those of one domain do, a server that changes nothing raises a false alarm
-less than once in 100,000 requests (a test simulates it). A change of traffic is told,
-too: it is a true fall, and the first of the likely causes that the warning names.
+less than once in 100,000 requests (a test simulates it). A change of traffic raises
+one, too: it is a true fall, and the first of the likely causes that the warning names.
 """
 
 import math
@@ -30,7 +30,7 @@ RECOVERED = 0.5
 CAUSES = (
     "other traffic than before (language, domain, temperature); weights of the "
     "target that were updated without its MTP layers; damaged or quantized MTP "
-    "weights (`vllm-mtp doctor MODEL` looks at them, `vllm-mtp eval` measures). "
+    "weights (`vllm-mtp doctor MODEL` checks them, `vllm-mtp eval` measures). "
     "Answers are not affected, only speed"
 )
 
@@ -63,7 +63,7 @@ class DriftAlarm:
         """A request has ended.
 
         Args:
-            num_examined: Its first draft tokens that the target judged.
+            num_examined: Its first draft tokens that the target verified.
             num_accepted: Those of them that it kept.
 
         Returns:

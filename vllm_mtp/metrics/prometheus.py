@@ -91,7 +91,7 @@ class SpeculationMetrics:
             name: Gauge(PREFIX + name, text, LABELS, multiprocess_mode="mostrecent")
             for name, text in LEVELS.items()
         }
-        # With several front ends each counts the steps that it is told of.
+        # With several front ends each counts the steps that reach it.
         self._gauges[_SAVED] = Gauge(
             PREFIX + _SAVED, _SAVED_HELP, LABELS, multiprocess_mode="sum"
         )

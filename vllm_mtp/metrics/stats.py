@@ -15,20 +15,21 @@ PARTS: Mapping[str, str] = {
     TARGET: "what the same step would take without speculation",
     VERIFY: "what verifying draft tokens adds",
     DRAFT: "what drafting adds",
-    WHOLE: "steps of which the cost model could not tell the parts",
+    WHOLE: "steps that the cost model could not divide",
     PREFILL: "whole steps in which some request was in prefill",
 }
 """Of step time, and what they mean."""
 
-UNPROFITABLE, PROBE, UNSURE, PINNED = "unprofitable", "probe", "unsure", "pinned"
-CATCHING_UP, FIRST_STEP, DROPPED = "catching_up", "first_step", "dropped"
+UNPROFITABLE, UNSURE, PINNED = "unprofitable", "unsure", "pinned"
+EXPLORATION = "exploration"
+KV_BACKFILL, FIRST_STEP, DROPPED = "kv_backfill", "first_step", "dropped"
 FAILED, OTHER = "failed", "other"
 REASONS: Mapping[str, str] = {
     UNPROFITABLE: "drafting would cost more time than it saves",
-    PROBE: "drafting is being tried on other requests",
+    EXPLORATION: "drafting is being tried on other requests (was probe)",
     UNSURE: "its draft was too unlikely to be worth verifying",
     PINNED: "the request switched it off, or has a seed",
-    CATCHING_UP: "the MTP layers have not seen all of its tokens yet",
+    KV_BACKFILL: "the MTP layers have not read its pending tokens (was catching_up)",
     FIRST_STEP: "nothing was drafted in its last step: it was in prefill, or waited",
     DROPPED: "its draft did not fit or broke its grammar",
     FAILED: "a part of drafting broke, which switched drafting off for good",

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 
-class Verdict(NamedTuple):
+class Verified(NamedTuple):
     """What a test makes of one draft."""
 
     # [K + 1]: probability that exactly 0, 1, .. K draft tokens are kept
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     next_token: torch.Tensor
 
 
-AcceptanceTest = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Verdict]
+AcceptanceTest = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Verified]
 
 
 def greedy_test(
@@ -41,14 +41,14 @@ def greedy_test(
     proposal: torch.Tensor,
     # [K] int64
     draft_token_ids: torch.Tensor,
-) -> Verdict:
+) -> Verified:
     """Keeps draft tokens while they are the target's most likely ones."""
     best = target.argmax(dim=-1)
     kept = (draft_token_ids == best[:-1]).long().cumprod(0).sum()
     num_accepted = torch.zeros(len(target), dtype=target.dtype)
     num_accepted[kept] = 1.0
     next_token = torch.zeros_like(target).scatter_(1, best[:, None], 1.0)
-    return Verdict(num_accepted, next_token)
+    return Verified(num_accepted, next_token)
 
 
 def ratio_test(
@@ -58,7 +58,7 @@ def ratio_test(
     proposal: torch.Tensor,
     # [K] int64
     draft_token_ids: torch.Tensor,
-) -> Verdict:
+) -> Verified:
     """Keeps each draft token with probability ``min(1, target / proposal)``.
 
     The first that is not kept is replaced by one drawn from what the proposal has too
@@ -68,7 +68,7 @@ def ratio_test(
     alive = torch.cat([accept.new_ones(1), accept.cumprod(0)])
     stopped = torch.cat([1.0 - accept, accept.new_ones(1)])
     missing = (target[:-1] - proposal).clamp(min=0.0)
-    return Verdict(alive * stopped, _with_bonus(missing, target))
+    return Verified(alive * stopped, _with_bonus(missing, target))
 
 
 def block_test(
@@ -78,7 +78,7 @@ def block_test(
     proposal: torch.Tensor,
     # [K] int64
     draft_token_ids: torch.Tensor,
-) -> Verdict:
+) -> Verified:
     """Keeps the longest part of the draft that a joint test lets through.
 
     A token that is less likely than it should be may be kept for the sake of what
@@ -97,7 +97,7 @@ def block_test(
     passes = torch.cat([passes, weight[-1:]])
     fails_later = (1.0 - passes[1:]).flip(0).cumprod(0).flip(0)
     num_accepted = passes * torch.cat([fails_later, passes.new_ones(1)])
-    return Verdict(num_accepted, _with_bonus(missing, target))
+    return Verified(num_accepted, _with_bonus(missing, target))
 
 
 def _ratios(

@@ -7,9 +7,9 @@ from vllm_mtp.metrics.log_line import describe
 from vllm_mtp.metrics.stats import (
     COVERAGE,
     DRAFT,
+    EXPLORATION,
     HAS_DRIFTED,
     PREFILL,
-    PROBE,
     TARGET,
     UNPROFITABLE,
     VERIFY,
@@ -20,11 +20,11 @@ from vllm_mtp.metrics.stats import (
 def test_counts_add_and_the_last_levels_count() -> None:
     total, more = some(), some()
     more.levels = {COVERAGE: 0.5, HAS_DRIFTED: 1.0}
-    more.without_draft = {PROBE: 5}
+    more.without_draft = {EXPLORATION: 5}
     total.add(more)
     assert total.draft_lengths == [10, 0, 20, 0]
     assert total.accepted == [16, 12, 0]
-    assert total.without_draft == {UNPROFITABLE: 4, PROBE: 6}
+    assert total.without_draft == {UNPROFITABLE: 4, EXPLORATION: 6}
     assert total.seconds[PREFILL] == 4.0
     assert (total.num_tokens, total.num_rejected_slots) == (58, 12)
     assert total.saved_seconds == 0.8

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from vllm_mtp.verification.reference import (
     AcceptanceTest,
-    Verdict,
+    Verified,
     block_test,
     greedy_test,
     ratio_test,
@@ -158,7 +158,7 @@ def stops_after_likely_tokens(tree: Tree, test: AcceptanceTest) -> AcceptanceTes
 
     def shortened(
         target: torch.Tensor, proposal: torch.Tensor, draft: torch.Tensor
-    ) -> Verdict:
+    ) -> Verified:
         length = len(draft)
         for i in range(1, len(draft)):
             if proposal[i].max() < 0.5:
@@ -166,7 +166,7 @@ def stops_after_likely_tokens(tree: Tree, test: AcceptanceTest) -> AcceptanceTes
                 break
         verdict = test(target[: length + 1], proposal[:length], draft[:length])
         padding = len(draft) - length
-        return Verdict(
+        return Verified(
             torch.cat([verdict.num_accepted, target.new_zeros(padding)]),
             torch.cat([verdict.next_token, target[length + 1 :]]),
         )
@@ -183,14 +183,14 @@ def test_a_draft_may_end_by_its_proposals(test: AcceptanceTest) -> None:
         assert distance(tree, shortened, 3) < 1e-9
 
 
-def renormalise_not(target: torch.Tensor, *rest: torch.Tensor) -> Verdict:
+def renormalise_not(target: torch.Tensor, *rest: torch.Tensor) -> Verified:
     verdict = ratio_test(target, *rest)
     return verdict._replace(next_token=torch.cat([target[:-1], target[-1:]]))
 
 
 def accept_inverted(
     target: torch.Tensor, proposal: torch.Tensor, draft: torch.Tensor
-) -> Verdict:
+) -> Verified:
     right = ratio_test(target, proposal, draft)
     swapped = ratio_test(torch.cat([proposal, target[-1:]]), target[:-1] + 1e-9, draft)
     return right._replace(num_accepted=swapped.num_accepted)

@@ -12,10 +12,10 @@ from vllm_mtp.integration.cpu.int8_weights import (
 from vllm_mtp.integration.load.settings import settings_of
 
 
-def rounds_drafts(vllm_config: Any) -> bool:
+def drafts_in_int8(vllm_config: Any) -> bool:
     """Whether an engine's drafts come from weights in 8 bits."""
     wanted = settings_of(vllm_config).draft_weights
-    return wanted != "same" and _can_round(vllm_config)
+    return wanted != "same" and _can_quantize(vllm_config)
 
 
 def check_draft_weights(vllm_config: Any) -> None:
@@ -25,7 +25,7 @@ def check_draft_weights(vllm_config: Any) -> None:
         ConfigError: 8 bits are wanted, and not possible.
     """
     wanted = settings_of(vllm_config).draft_weights
-    if wanted == "int8" and not _can_round(vllm_config):
+    if wanted == "int8" and not _can_quantize(vllm_config):
         raise ConfigError(
             "speculative_config.draft_weights='int8' is not allowed here: it takes an "
             "x86 CPU with AVX2 and without AMX, and a model whose weights are "
@@ -38,7 +38,7 @@ def has_kernel() -> bool:
     return multiplies_all_rows() or multiplies_few_rows()
 
 
-def _can_round(vllm_config: Any) -> bool:
+def _can_quantize(vllm_config: Any) -> bool:
     return (
         has_kernel()
         and not vllm_config.use_v2_model_runner

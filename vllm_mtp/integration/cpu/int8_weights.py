@@ -1,8 +1,8 @@
-"""On a CPU: the weights that draft, rounded to 8 bits.
+"""On a CPU: the weights that draft, quantized to 8 bits.
 
 A draft step reads them for a few rows, so their size is its time; a pass over the
 committed rows is arithmetic. The output stays the target's, whose own weights are not
-touched: what is rounded is a proposal. Two ways of multiplying, by what the CPU has:
+touched: what is quantized is a proposal. Two ways of multiplying, by what the CPU has:
 
 - Where the vector unit does four times as much in 8 bits (AVX512-VNNI), with vLLM's
   kernels for checkpoints whose weights and activations are in 8 bits; activations are
@@ -27,7 +27,7 @@ from vllm.platforms import CpuArchEnum, current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 MIN_WEIGHTS = 2**20
-"""Of a matrix that is rounded. Smaller ones lie in the caches, and scaling the
+"""Of a matrix that is quantized. Smaller ones lie in the caches, and scaling the
 activations takes as long as it saves."""
 
 MAX_FEW_ROWS = 8
@@ -65,25 +65,25 @@ def _is_tried_cpu() -> bool:
     )
 
 
-def make_rounded(
+def make_int8(
     # [out_features, in_features] int8
     rows: torch.Tensor,
     # [out_features, 1] float32
     scales: torch.Tensor,
     dtype: torch.dtype,
     make_plain: Callable[[], Multiply],
-) -> "RoundedLinear | FewRowsLinear":
+) -> "Int8Linear | FewRowsLinear":
     """A matrix in 8 bits, as this CPU likes it.
 
     Args:
-        rows: See `round_rows`.
-        scales: See `round_rows`.
+        rows: See `quantize_rows`.
+        scales: See `quantize_rows`.
         dtype: Of activations and results.
         make_plain: What multiplies by the weights as they are; asked only if that is
             needed as well.
     """
     if multiplies_all_rows():
-        return RoundedLinear(rows, scales, dtype)
+        return Int8Linear(rows, scales, dtype)
     return FewRowsLinear(rows, scales, make_plain())
 
 
@@ -101,8 +101,8 @@ class FewRowsLinear:
         """Nothing is copied.
 
         Args:
-            rows: See `round_rows`.
-            scales: See `round_rows`.
+            rows: See `quantize_rows`.
+            scales: See `quantize_rows`.
             plain: Multiplies by the weights as they are.
         """
         self._rows, self._plain = rows, plain
@@ -134,7 +134,7 @@ class FewRowsProduct:
 
     SCALE_DTYPE = torch.bfloat16
     ROUNDOFF = 1.01 * 2.0**-8
-    """Share of itself by which a product may be off: it is rounded to bfloat16."""
+    """Share of itself by which a product may be off: it is quantized to bfloat16."""
 
     def __init__(
         self,
@@ -146,8 +146,8 @@ class FewRowsProduct:
         """Nothing is copied.
 
         Args:
-            rows: See `round_rows`.
-            scales: See `round_rows`.
+            rows: See `quantize_rows`.
+            scales: See `quantize_rows`.
         """
         self._rows, self._scales = rows, scales.flatten().to(self.SCALE_DTYPE)
 
@@ -164,7 +164,7 @@ class FewRowsProduct:
         return (x - few.float()).norm(dim=1)
 
 
-class RoundedLinear:
+class Int8Linear:
     """A matrix in 8 bits, to be multiplied by."""
 
     def __init__(
@@ -178,8 +178,8 @@ class RoundedLinear:
         """Copy it as the kernel likes it.
 
         Args:
-            rows: See `round_rows`.
-            scales: See `round_rows`.
+            rows: See `quantize_rows`.
+            scales: See `quantize_rows`.
             dtype: Of activations and results.
         """
         layer: Any = nn.Module()
@@ -213,13 +213,15 @@ class RoundedLinear:
     ) -> torch.Tensor:
         """``[num_tokens]``: norm of what rounding took off each row of activations."""
         x = x.contiguous()
-        rounded, scales, _ = ops.onednn_scaled_int8_quant(x)
+        quantized, scales, _ = ops.onednn_scaled_int8_quant(x)
         handler, adjustment = self._kernel.dnnl_handler, self._layer.azp_adj
-        ops.onednn_scaled_mm(handler, rounded, product, scales, None, adjustment, None)
-        return (x - rounded.float() * scales).norm(dim=1)
+        ops.onednn_scaled_mm(
+            handler, quantized, product, scales, None, adjustment, None
+        )
+        return (x - quantized.float() * scales).norm(dim=1)
 
 
-def round_rows(
+def quantize_rows(
     # [out_features, in_features]
     weight: torch.Tensor,
     scale_dtype: torch.dtype = torch.float32,
@@ -233,11 +235,11 @@ def round_rows(
     weight = weight.detach().float()
     scales = weight.abs().amax(dim=1, keepdim=True).div_(_LARGEST)
     scales = scales.clamp_(min=_LEAST_SCALE).to(scale_dtype).float()
-    rounded = weight.div(scales).round_().clamp_(-_LARGEST, _LARGEST)
-    return rounded.to(torch.int8), scales
+    quantized = weight.div(scales).round_().clamp_(-_LARGEST, _LARGEST)
+    return quantized.to(torch.int8), scales
 
 
-class _RoundedMethod(UnquantizedLinearMethod):
+class _Int8Method(UnquantizedLinearMethod):
     """Loads weights as they are and keeps them in 8 bits."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -249,17 +251,17 @@ class _RoundedMethod(UnquantizedLinearMethod):
             return
 
         def make_plain() -> Multiply:
-            super(_RoundedMethod, self).process_weights_after_loading(layer)
+            super(_Int8Method, self).process_weights_after_loading(layer)
             plain: Multiply = layer.cpu_linear
             return plain
 
-        rounded = make_rounded(*round_rows(weight), weight.dtype, make_plain)
-        layer.cpu_linear = rounded
-        if isinstance(rounded, RoundedLinear):
+        quantized = make_int8(*quantize_rows(weight), weight.dtype, make_plain)
+        layer.cpu_linear = quantized
+        if isinstance(quantized, Int8Linear):
             layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
-class RoundedDrafts(QuantizationConfig):
+class Int8DraftWeights(QuantizationConfig):
     """Of a draft model: its linear layers in 8 bits, all others as they are."""
 
     @classmethod
@@ -279,21 +281,21 @@ class RoundedDrafts(QuantizationConfig):
         return []
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "RoundedDrafts":
+    def from_config(cls, config: dict[str, Any]) -> "Int8DraftWeights":
         return cls()
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        return _RoundedMethod() if isinstance(layer, LinearBase) else None
+        return _Int8Method() if isinstance(layer, LinearBase) else None
 
 
-class _Rounded(nn.Module):
+class _Int8(nn.Module):
     """In the place of a plain ``nn.Linear``, as MTP layers have one in front."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight
-        self._multiply = make_rounded(
-            *round_rows(weight), weight.dtype, lambda: nn.functional.linear
+        self._multiply = make_int8(
+            *quantize_rows(weight), weight.dtype, lambda: nn.functional.linear
         )
         is_needed = isinstance(self._multiply, FewRowsLinear)
         self.weight = weight if is_needed else None
@@ -303,7 +305,7 @@ class _Rounded(nn.Module):
         return self._multiply(x, self.weight, self.bias)
 
 
-def round_plain_layers(model: nn.Module) -> None:
+def quantize_plain_layers(model: nn.Module) -> None:
     """Round what no quantization config knows of: torch's own linear layers."""
     found = [
         (parent, name, child)
@@ -312,7 +314,7 @@ def round_plain_layers(model: nn.Module) -> None:
         if type(child) is nn.Linear and is_large(child.weight)
     ]
     for parent, name, child in found:
-        setattr(parent, name, _Rounded(child))
+        setattr(parent, name, _Int8(child))
 
 
 def is_large(weight: torch.Tensor) -> bool:

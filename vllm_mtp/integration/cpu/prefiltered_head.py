@@ -1,9 +1,9 @@
-"""Model Runner V1 on a CPU: the target's head for greedy requests, screened.
+"""Model Runner V1 on a CPU: the target's head for greedy requests, prefiltered.
 
 Where nothing is asked of a step but the likeliest token of each row, its logits are
-those of `Screen`: of the tokens that can be the likeliest as the head has them, of all
-others -inf. What vLLM does with logits gives the same tokens then. Wherever more is
-asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is.
+those of `Int8Prefilter`: of the tokens that can be the likeliest as the head has them,
+of all others -inf. What vLLM does with logits gives the same tokens then. Wherever more
+is asked (sampling, logprobs, penalties, a grammar), the head is multiplied as it is.
 """
 
 import math
@@ -21,9 +21,9 @@ from vllm_mtp.integration.cpu.int8_drafts import has_kernel
 from vllm_mtp.integration.cpu.int8_weights import (
     MAX_FEW_ROWS,
     FewRowsProduct,
-    RoundedLinear,
+    Int8Linear,
     multiplies_all_rows,
-    round_rows,
+    quantize_rows,
 )
 from vllm_mtp.integration.draft_vocab.head import (
     PLAIN_METHODS,
@@ -32,9 +32,9 @@ from vllm_mtp.integration.draft_vocab.head import (
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.v1.logits_processors import is_plainly_greedy
-from vllm_mtp.verification.screening import (
+from vllm_mtp.verification.prefilter import (
+    Int8Prefilter,
     RoundingNorms,
-    Screen,
     rounding_norms,
     row_order,
 )
@@ -49,38 +49,40 @@ _ORIGINAL_ATTRIBUTES = (
     "scale",
     "soft_cap",
 )
-SCREENED_ATTRIBUTES = ("input_batch", "num_prompt_logprobs", "requests")
+PREFILTER_ATTRIBUTES = ("input_batch", "num_prompt_logprobs", "requests")
 
 MIN_WEIGHTS = 2**23
-"""Of a head that is screened: finding the tokens that are left takes some time, too."""
+"""Of a prefiltered head: finding the tokens that are left takes some time, too."""
 _ROWS_AT_A_TIME = 4096
-"""Rounded at once: what that takes for a moment is several times their size."""
+"""Quantized at once: what that takes for a moment is several times their size."""
 _MAX_REST = 256
 """Steps without a try, at most, where too many tokens were left."""
 
 
-def screens_head(vllm_config: Any) -> bool:
-    """Whether an engine's greedy tokens are looked for in 8 bits first."""
-    return settings_of(vllm_config).verify_head != "whole" and _can_screen(vllm_config)
+def prefilters_head(vllm_config: Any) -> bool:
+    """Whether an engine's greedy tokens are searched in 8 bits first."""
+    return settings_of(vllm_config).verify_head != "whole" and _can_prefilter(
+        vllm_config
+    )
 
 
 def check_verify_head(vllm_config: Any) -> None:
     """Refuse what this machine or model cannot do.
 
     Raises:
-        ConfigError: Screening is wanted, and not possible.
+        ConfigError: It is wanted, and not possible.
     """
     wanted = settings_of(vllm_config).verify_head
-    if wanted == "screened" and not _can_screen(vllm_config):
+    if wanted == "prefiltered" and not _can_prefilter(vllm_config):
         raise ConfigError(
-            "speculative_config.verify_head='screened' is not allowed here: it takes "
-            "an x86 CPU with AVX2 and without AMX, Model Runner V1 without "
+            "speculative_config.verify_head='prefiltered' is not allowed here: it "
+            "takes an x86 CPU with AVX2 and without AMX, Model Runner V1 without "
             "tensor or pipeline parallelism or LoRA, and a model whose weights are "
             "float32 or bfloat16, not quantized; leave it unset."
         )
 
 
-def _can_screen(vllm_config: Any) -> bool:
+def _can_prefilter(vllm_config: Any) -> bool:
     parallel = vllm_config.parallel_config
     return (
         has_kernel()
@@ -126,27 +128,27 @@ class PlainlyGreedy:
 class _Copy(NamedTuple):
     """Of a head in 8 bits."""
 
-    screen: Screen
+    prefilter: Int8Prefilter
     packed: Any
     """vLLM's own copy of the same weights, which it makes anew when they change."""
     max_rows: float = math.inf
-    """For which screening takes less time than multiplying by the head as it is."""
+    """For which prefiltering takes less time than multiplying by the head as it is."""
 
 
-class ScreenedLogits(nn.Module):
+class PrefilteredLogits(nn.Module):
     """Takes the place of a target's ``LogitsProcessor``."""
 
-    def __init__(self, original: LogitsProcessor, may_screen: PlainlyGreedy) -> None:
+    def __init__(self, original: LogitsProcessor, may_prefilter: PlainlyGreedy) -> None:
         """Nothing changes until a head is met.
 
         Args:
             original: vLLM's, of the target.
-            may_screen: Asked at every step.
+            may_prefilter: Asked at every step.
         """
         super().__init__()
         check_attributes(original, _ORIGINAL_ATTRIBUTES)
         self.original = original
-        self._may_screen = may_screen
+        self._may_prefilter = may_prefilter
         self._copies: dict[int, _Copy | None] = {}
         """Of each head, which this model holds on to; None of those left as they are.
         """
@@ -169,19 +171,19 @@ class ScreenedLogits(nn.Module):
             copy is not None
             and is_plain
             and len(hidden_states) <= copy.max_rows
-            and self._may_screen()
+            and self._may_prefilter()
         ):
-            logits = self._screened(copy.screen, lm_head, hidden_states)
+            logits = self._prefiltered(copy.prefilter, lm_head, hidden_states)
         if logits is None:
             logits = self.original(lm_head, hidden_states, embedding_bias, skip_gather)
         return logits
 
     def _copy_of(self, lm_head: Any) -> _Copy | None:
-        """A copy of the head as it is now, if screening it pays."""
+        """A copy of the head as it is now, if prefiltering it pays."""
         key = id(lm_head)
         copy = self._copies.get(key)
         is_old = copy is not None and (
-            copy.screen.is_stale or copy.packed is not lm_head.cpu_linear
+            copy.prefilter.is_stale or copy.packed is not lm_head.cpu_linear
         )
         if key not in self._copies or is_old:
             is_worth_it = _is_worth_it(self.original, lm_head)
@@ -191,21 +193,21 @@ class ScreenedLogits(nn.Module):
 
     def _make_copy(self, lm_head: Any) -> _Copy:
         logger.info(
-            "greedy requests: the head is screened by a copy in 8 bits of %d MiB",
+            "greedy requests: the head is prefiltered by a copy in 8 bits of %d MiB",
             lm_head.weight.numel() >> 20,
         )
         weight = lm_head.weight.data[: self.original.org_vocab_size]
         max_rows = math.inf if multiplies_all_rows() else MAX_FEW_ROWS
-        return _Copy(make_screen(weight), lm_head.cpu_linear, max_rows)
+        return _Copy(make_prefilter(weight), lm_head.cpu_linear, max_rows)
 
-    def _screened(
-        self, screen: Screen, lm_head: Any, hidden_states: torch.Tensor
+    def _prefiltered(
+        self, prefilter: Int8Prefilter, lm_head: Any, hidden_states: torch.Tensor
     ) -> torch.Tensor | None:
         """None where it is no use; then it is left for some steps, ever more."""
         if self._num_to_rest:
             self._num_to_rest -= 1
             return None
-        logits = screen.logits(hidden_states, partial(self.original, lm_head))
+        logits = prefilter.logits(hidden_states, partial(self.original, lm_head))
         self._num_failed = self._num_failed + 1 if logits is None else 0
         if self._num_failed:
             self._num_to_rest = min(2**self._num_failed, _MAX_REST)
@@ -225,40 +227,40 @@ def _is_worth_it(original: LogitsProcessor, lm_head: Any) -> bool:
     )
 
 
-def make_screen(
+def make_prefilter(
     # [vocab_size, hidden_size]
     weight: torch.Tensor,
-) -> Screen:
+) -> Int8Prefilter:
     """Copy a head in 8 bits."""
     token_ids = row_order(weight)
     takes_all = multiplies_all_rows()
     scale_dtype = torch.float32 if takes_all else FewRowsProduct.SCALE_DTYPE
-    rounded = torch.empty(len(token_ids), weight.shape[1], dtype=torch.int8)
+    quantized = torch.empty(len(token_ids), weight.shape[1], dtype=torch.int8)
     scales, errors, sizes = torch.empty(3, len(token_ids), 1)
     for first in range(0, len(token_ids), _ROWS_AT_A_TIME):
         where = slice(first, first + _ROWS_AT_A_TIME)
         part = weight[token_ids[where]]
-        rounded[where], scales[where] = round_rows(part, scale_dtype)
-        norms = rounding_norms(part, rounded[where], scales[where])
+        quantized[where], scales[where] = quantize_rows(part, scale_dtype)
+        norms = rounding_norms(part, quantized[where], scales[where])
         errors[where, 0], sizes[where, 0] = norms
     norms = RoundingNorms(errors[:, 0], sizes[:, 0])
     if takes_all:
-        multiply = RoundedLinear(rounded, scales, torch.float32).multiply_into
-        return Screen(multiply, norms, token_ids, weight)
-    multiply = FewRowsProduct(rounded, scales).multiply_into
-    return Screen(multiply, norms, token_ids, weight, FewRowsProduct.ROUNDOFF)
+        multiply = Int8Linear(quantized, scales, torch.float32).multiply_into
+        return Int8Prefilter(multiply, norms, token_ids, weight)
+    multiply = FewRowsProduct(quantized, scales).multiply_into
+    return Int8Prefilter(multiply, norms, token_ids, weight, FewRowsProduct.ROUNDOFF)
 
 
-def screen_head(runner: Any, model: nn.Module) -> None:
-    """Let a target screen its head wherever its batch allows.
+def prefilter_head(runner: Any, model: nn.Module) -> None:
+    """Let a target prefilter its head wherever its batch allows.
 
     Args:
         runner: vLLM's V1 model runner.
         model: Its target, whose weights are loaded.
     """
-    may_screen = PlainlyGreedy(runner)
+    may_prefilter = PlainlyGreedy(runner)
     if replace_logits_processors(
-        model, lambda theirs: ScreenedLogits(theirs, may_screen)
+        model, lambda theirs: PrefilteredLogits(theirs, may_prefilter)
     ):
         # So that its head is known, and copied, before requests come.
         config = runner.model_config

@@ -1,4 +1,4 @@
-"""Mends of faults of vLLM 0.32 and 0.33 on CPU, each named, bounded and tested.
+"""Workarounds for faults of vLLM 0.32 and 0.33 on CPU, each bounded and tested.
 
 A server with another method keeps vLLM's own code.
 
@@ -8,7 +8,7 @@ A server with another method keeps vLLM's own code.
     per-token temperature, top-k and top-p of speculative sampling are uninitialised
     memory. For upstream: copy the output back as its two neighbours do, or give the
     kernel a float path; an int64 copy of a temperature is also truncated. Our
-    verification does without that kernel; benchmarks mend it for vLLM's own ``mtp``.
+    verification does without that kernel; benchmarks replace it for vLLM's own ``mtp``.
 
 seeded requests
     ``GPUModelRunner._bookkeeping_sync`` rewinds the generator of a request whose
@@ -50,7 +50,7 @@ def expand_kernel(
     output.copy_(torch.repeat_interleave(values, counts.long()))
 
 
-def mend_expand_kernel() -> None:
+def replace_expand_kernel() -> None:
     """Replace vLLM's faulty CPU kernel; does nothing where it does its work."""
     if not _expands():
         register_kernels({EXPAND_KERNEL: expand_kernel})
@@ -59,8 +59,8 @@ def mend_expand_kernel() -> None:
 def _expands() -> bool:
     """Whether the kernel that vLLM calls repeats numbers: a working Triton, a fix.
 
-    Tried, not told from which function it is: decorators hide that. A faulty one leaves
-    memory as it was, so the numbers are new ones at each call.
+    Tried, not concluded from which function it is: decorators hide that. A faulty
+    one leaves memory as it was, so the numbers are new ones at each call.
     """
     values = torch.rand(2, generator=torch.Generator().manual_seed(next(_SEEDS)))
     ends = torch.tensor([1, 3], dtype=torch.int32)

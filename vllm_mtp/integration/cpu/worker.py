@@ -12,7 +12,7 @@ from vllm_mtp.integration.worker.worker import ReplacesDrafter
 
 
 class MTPPlusCPUWorker(ReplacesDrafter, CPUWorker):
-    """CPU worker, with vLLM's fault in chunked prompts of seeded requests mended."""
+    """CPU worker, with a workaround for chunked prompts of seeded requests."""
 
     def init_device(self) -> None:
         super().init_device()

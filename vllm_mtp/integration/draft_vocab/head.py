@@ -23,8 +23,8 @@ from vllm_mtp.drafting.vocabulary import DraftVocabulary, Shard
 from vllm_mtp.integration.cpu.int8_weights import (
     Multiply,
     is_large,
-    make_rounded,
-    round_rows,
+    make_int8,
+    quantize_rows,
 )
 
 PLAIN_METHODS = (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)
@@ -64,14 +64,14 @@ class DraftHead(nn.Module):
         self,
         head: VocabParallelEmbedding,
         vocabulary: DraftVocabulary,
-        is_rounded: bool = False,
+        is_int8: bool = False,
     ) -> None:
         """Copy the rows; they follow the vocabulary from now on.
 
         Args:
             head: The target's head or the MTP layer's own, loaded.
             vocabulary: Names the rows.
-            is_rounded: Multiply by them in 8 bits, if that pays; on a CPU only.
+            is_int8: Multiply by them in 8 bits, if that pays; on a CPU only.
         """
         super().__init__()
         self.tp_size = head.tp_size
@@ -83,8 +83,8 @@ class DraftHead(nn.Module):
             head, rows
         )
         self._vocabulary = vocabulary
-        self._is_rounded = is_rounded
-        self._rounded: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._is_int8 = is_int8
+        self._int8: tuple[torch.Tensor, torch.Tensor] | None = None
         """Rows in 8 bits and their scales."""
         self.register_buffer("weight", torch.empty(0), False)
         self._begin_anew()
@@ -110,8 +110,8 @@ class DraftHead(nn.Module):
         self.shard_indices = _ShardIndices(first_row)
         self._own = slice(first_row, first_row + num_rows)
         self.weight = self._read(self._vocabulary.token_ids[self._own])
-        is_rounded = self._is_rounded and is_large(self.weight)
-        self._rounded = round_rows(self.weight) if is_rounded else None
+        is_int8 = self._is_int8 and is_large(self.weight)
+        self._int8 = quantize_rows(self.weight) if is_int8 else None
         self._pack()
 
     def _follow(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -125,8 +125,8 @@ class DraftHead(nn.Module):
         if is_own.any():
             places = slots[is_own] - self._own.start
             self.weight[places] = rows = self._read(token_ids[is_own])
-            if self._rounded is not None:
-                for kept, new in zip(self._rounded, round_rows(rows), strict=True):
+            if self._int8 is not None:
+                for kept, new in zip(self._int8, quantize_rows(rows), strict=True):
                     kept[places] = new
             self._pack()
 
@@ -137,9 +137,9 @@ class DraftHead(nn.Module):
         happens once in 64 at most. Multiplying by the plain rows took longer than by
         all of a packed head, for 8 requests.
         """
-        if self._rounded is not None:
-            self.cpu_linear = make_rounded(
-                *self._rounded, self.weight.dtype, self._pack_plain
+        if self._int8 is not None:
+            self.cpu_linear = make_int8(
+                *self._int8, self.weight.dtype, self._pack_plain
             )
         elif self.weight.device.type == "cpu":
             self.cpu_linear = self._pack_plain()

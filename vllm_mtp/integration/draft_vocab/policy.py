@@ -1,6 +1,6 @@
 """The draft vocabulary of an engine: made when its draft model is loaded.
 
-Shared by the drafters of both runners. They tell what was committed, and when a draft
+Shared by the drafters of both runners. They report what was committed, and when a draft
 pass begins; from then on to the end of the pass it does not change whether logits are
 of the draft vocabulary.
 """
@@ -22,7 +22,7 @@ from vllm_mtp.drafting.vocabulary import (
 )
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.drafting.vocabulary_policy import VocabularyPolicy
-from vllm_mtp.integration.cpu.int8_drafts import rounds_drafts
+from vllm_mtp.integration.cpu.int8_drafts import drafts_in_int8
 from vllm_mtp.integration.draft_vocab.head import (
     DraftHead,
     DraftLogits,
@@ -215,7 +215,7 @@ class VocabularyDrafting:
         else:
             # It holds on to the head, whose id is not another's then.
             self._heads[id(head)] = DraftHead(
-                head, self._policy.vocabulary, rounds_drafts(self._config)
+                head, self._policy.vocabulary, drafts_in_int8(self._config)
             )
 
     def _draft_from_all(self) -> None:

@@ -1,8 +1,9 @@
 """Functions of vLLM that are wrapped once in a process, whoever asks again.
 
 Others wrap them, too: tracing agents, for instance. A decorator that was there before
-is wrapped with what it decorates. One that came later is told from vLLM's own function
-by ``__wrapped__``, as ``functools.wraps`` sets it: ours is under it and stays there.
+is wrapped with what it decorates. One that came later is distinguished from vLLM's own
+function by ``__wrapped__``, as ``functools.wraps`` sets it: ours is under it and stays
+there.
 """
 
 import functools

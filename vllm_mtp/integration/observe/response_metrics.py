@@ -8,7 +8,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm_mtp.integration.load.wrapping import wrap_once
 
 MEAN_DRAFT_LENGTH = "mean_draft_length"
-"""Draft tokens that a verification looked at, in the mean; 0 without any."""
+"""Draft tokens of a verification, in the mean; 0 without any."""
 
 
 def install() -> None:

@@ -2,7 +2,7 @@
 
 Counts travel to the server's front end inside vLLM's own ``SchedulerStats``, whose
 ``kv_connector_stats`` is a dictionary for plugins: under a key of ours, which our
-logger takes out again before vLLM's loggers look (`stat_logger`). Once a second
+logger takes out again before vLLM's loggers read it (`stat_logger`). Once a second
 only, and when nothing runs any more: a step pays for adding numbers.
 """
 
@@ -17,17 +17,17 @@ from vllm_mtp.metrics.drift import DriftAlarm
 from vllm_mtp.metrics.stats import (
     BASELINE,
     CALIBRATION_ERROR,
-    CATCHING_UP,
     COVERAGE,
     DRAFT,
     DROPPED,
+    EXPLORATION,
     FAILED,
     FIRST_STEP,
     HAS_DRIFTED,
+    KV_BACKFILL,
     OTHER,
     PINNED,
     PREFILL,
-    PROBE,
     RECENT,
     TARGET,
     UNPROFITABLE,
@@ -51,7 +51,7 @@ _STEPS_COUNTED_AT_ONCE = 8
 _REASON_OF = {
     "off": UNPROFITABLE,
     "exploit": UNPROFITABLE,
-    "probe": PROBE,
+    "probe": EXPLORATION,
     "prefill": FIRST_STEP,
     FAILED: FAILED,
 }
@@ -95,7 +95,7 @@ class StepMetrics:
         self._alarms = {True: DriftAlarm(), False: DriftAlarm()}
         """By whether requests are greedy: the others accept less."""
         self._first_tokens: dict[str, list[int]] = {}
-        """By request: first draft tokens judged and accepted."""
+        """By request: first draft tokens verified and accepted."""
         self._handed_over_at_s = 0.0
         self._waiting: list[StepOutcome] = []
         """Steps that are not counted yet."""
@@ -128,7 +128,7 @@ class StepMetrics:
     def _why(self, request_id: str) -> str:
         chosen = self._decision.num_draft_tokens.get(request_id)
         if request_id in self._still_waiting:
-            return CATCHING_UP
+            return KV_BACKFILL
         if chosen is None:
             return FIRST_STEP
         if chosen > 0:
@@ -168,9 +168,9 @@ class StepMetrics:
     def _count(self, outcome: StepOutcome) -> None:
         for each in outcome.requests + outcome.compared:
             if each.num_draft_tokens:
-                judged = self._first_tokens.setdefault(each.request_id, [0, 0])
-                judged[0] += 1
-                judged[1] += each.num_accepted_tokens > 0
+                verified = self._first_tokens.setdefault(each.request_id, [0, 0])
+                verified[0] += 1
+                verified[1] += each.num_accepted_tokens > 0
         seconds, stats = outcome.step_time_s, self._stats
         if outcome.num_prefill_tokens or not outcome.num_decode_requests:
             _add(stats.seconds, PREFILL, seconds)
@@ -194,9 +194,9 @@ class StepMetrics:
     def ended(self, request_id: str, is_greedy: bool) -> None:
         """A request is gone."""
         self._count_waiting()
-        judged = self._first_tokens.pop(request_id, None)
-        if judged is not None:
-            warning = self._alarms[is_greedy].observe(*judged)
+        verified = self._first_tokens.pop(request_id, None)
+        if verified is not None:
+            warning = self._alarms[is_greedy].observe(*verified)
             if warning is not None:
                 self._stats.num_alarms += 1
                 logger.warning("%s", warning)
@@ -231,7 +231,7 @@ class StepMetrics:
         return taken.to_dict()
 
     def _levels(self) -> Mapping[str, float]:
-        # Greedy requests accept more; where both run, the worse news count.
+        # Greedy requests accept more; where both run, the worse of the two counts.
         alarm = max(
             self._alarms.values(), key=lambda a: (a.is_raised, a.baseline is not None)
         )

@@ -270,7 +270,7 @@ class ControlledScheduler(Scheduler):
     # -- it is delivered ----------------------------------------------------------
 
     def _deliver(self) -> None:
-        """Tell controller and metrics of all steps whose record is closed."""
+        """Hand closed records to controller and metrics."""
         self._count_undecided()
         for is_decided, records in self._records.take():
             outcomes = [record.outcome for record in records]

@@ -10,7 +10,7 @@ from vllm_mtp.control.factory import common_depth, make_controller
 from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_path
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
-from vllm_mtp.integration.worker.draft_sampling import draws_drafts, judges_drafts
+from vllm_mtp.integration.worker.draft_sampling import draws_drafts, tests_shadow_drafts
 
 
 def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
@@ -28,7 +28,7 @@ def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
         depths,
         max_graph_rows=max_graph_rows(vllm_config),
         compares_drafts=compares_drafts,
-        draws_drafts=draws_drafts(vllm_config) and not judges_drafts(vllm_config),
+        draws_drafts=draws_drafts(vllm_config) and not tests_shadow_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
         is_cpu=current_platform.is_cpu(),
     )

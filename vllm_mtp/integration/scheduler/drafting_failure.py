@@ -1,11 +1,11 @@
-"""What breaks in drafting switches drafting off for good; the target goes on alone.
+"""A failure in drafting disables drafting for good; the target goes on alone.
 
 Drafts never decide what is said, so nothing that breaks while they are made or planned
 need end an engine. Who fails says so once, with a traceback, and is not asked again:
 the worker's drafter hands out token 0 for drafts that it still owes, which are verified
-like any others, and tells the scheduler, which from then on plans K = 0. The KV of the
-MTP layers is then never read again, so it does not matter where a pass broke off; the
-target's KV was rolled back before the drafter ran.
+like any others, and reports it to the scheduler, which from then on plans K = 0. The KV
+of the MTP layers is then never read again, so it does not matter where a pass broke
+off; the target's KV was rolled back before the drafter ran.
 
 Where a failure of one rank would leave the others waiting in a collective (tensor or
 pipeline parallel workers, data-parallel schedulers) it is raised instead.
@@ -25,7 +25,7 @@ logger = init_logger("vllm.mtp_plus")
 
 Answer = TypeVar("Answer")
 
-_OFF = "Drafting is switched off for good: the %s failed. The server goes on without."
+_OFF = "Drafting is disabled for good: the %s failed. The server goes on without."
 
 
 class DraftingSwitch:
@@ -36,7 +36,7 @@ class DraftingSwitch:
 
         Args:
             vllm_config: vLLM's.
-            on_failure: Told once for each part that fails.
+            on_failure: Called once for each part that fails.
         """
         self._failed: set[str] = set()
         self._is_alone = vllm_config.parallel_config.data_parallel_size == 1

@@ -11,7 +11,7 @@ def may_stop_early(vllm_config: Any) -> bool:
     """Whether this engine's drafting may stop early.
 
     Not where drafts never come back to the scheduler (async scheduling), where a draft
-    step is part of a CUDA graph or too short to look at its outcome, where ranks must
+    step is part of a CUDA graph or too short to read its result, where ranks must
     make the same draft steps, or where draft steps differ from each other. Not while a
     trace is written: what was not drafted could not be replayed.
     """

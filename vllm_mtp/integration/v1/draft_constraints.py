@@ -1,8 +1,8 @@
-"""Model Runner V1: what a request forbids or discourages, told to its drafts, too.
+"""Model Runner V1: what a request forbids or discourages, applied to its drafts.
 
 The target samples with biases, penalties, allowed tokens and bad words; vLLM's drafters
-know of none of them, so they propose what cannot be accepted, or what the target has
-been told to avoid. Here each draft step gets the same treatment by the same functions
+know of none of them, so they propose what cannot be accepted, or what the request
+asks to avoid. Here each draft step gets the same treatment by the same functions
 of vLLM, as if the draft had been committed so far. Drafts stay drafts: whatever is
 proposed, the acceptance test makes the output the target's.
 """

@@ -10,8 +10,11 @@ from vllm.config import VllmConfig, replace
 from vllm.platforms import current_platform
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-from vllm_mtp.integration.cpu.int8_drafts import rounds_drafts
-from vllm_mtp.integration.cpu.int8_weights import RoundedDrafts, round_plain_layers
+from vllm_mtp.integration.cpu.int8_drafts import drafts_in_int8
+from vllm_mtp.integration.cpu.int8_weights import (
+    Int8DraftWeights,
+    quantize_plain_layers,
+)
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import WorkerReport
@@ -31,14 +34,14 @@ class DraftsFromVocabulary(SurvivesFailure, SpecDecodeBaseProposer):
 
     def _create_draft_vllm_config(self) -> VllmConfig:
         config = super()._create_draft_vllm_config()
-        if rounds_drafts(self.vllm_config):
-            config = replace(config, quant_config=RoundedDrafts())
+        if drafts_in_int8(self.vllm_config):
+            config = replace(config, quant_config=Int8DraftWeights())
         return config
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
-        if rounds_drafts(self.vllm_config):
-            round_plain_layers(self.model)
+        if drafts_in_int8(self.vllm_config):
+            quantize_plain_layers(self.model)
         self.draft_vocab = VocabularyDrafting(self.vllm_config, self.device)
         self.draft_vocab.install(self.model)
         model_config = self.vllm_config.model_config

@@ -25,9 +25,9 @@ from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.config import METHOD
 from vllm_mtp.integration.cpu.prefiltered_head import (
-    SCREENED_ATTRIBUTES,
-    screen_head,
-    screens_head,
+    PREFILTER_ATTRIBUTES,
+    prefilter_head,
+    prefilters_head,
 )
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.load.extend import extend
@@ -44,7 +44,10 @@ from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 from vllm_mtp.integration.v1.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.v1.shadow_drafts import ShadowTest, show_sampled_rows
 from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
-from vllm_mtp.integration.worker.draft_sampling import judges_drafts, verifies_blocks
+from vllm_mtp.integration.worker.draft_sampling import (
+    tests_shadow_drafts,
+    verifies_blocks,
+)
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.kernels.reference import PADDING_SLOT
@@ -105,8 +108,8 @@ class _MTPPlusDrafter(
         super().load_model(target_model)
         self.gate = gate_of(self.vllm_config, self.model, self._draft_attn_layer_names)
         self.prepare_to_stop_early()
-        if screens_head(self.vllm_config):
-            screen_head(self.model_runner, target_model)
+        if prefilters_head(self.vllm_config):
+            prefilter_head(self.model_runner, target_model)
 
     def expect(self, scheduler_output: Any) -> None:
         """A step is about to run, some requests of it for the first time."""
@@ -259,7 +262,7 @@ class _MTPPlusDrafter(
         # [num_reqs, max_sampled] int32
         sampled_token_ids: torch.Tensor,
     ) -> RolledBack:
-        """Roll this step back, metadata and payload, and tell who listens."""
+        """Roll this step back, metadata and payload, and announce the slots."""
         verified = self._step.spec_decode_metadata
         metadata = self._step.spec_decode_common_attn_metadata
         num_reqs, num_rows = metadata.num_reqs, metadata.num_actual_tokens
@@ -398,7 +401,7 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     runner.drafter = None  # free its buffers before ours are made
     del theirs
     runner.drafter = ours(runner.vllm_config, runner.device, runner)
-    check_attributes(runner, (*RUNNER_ATTRIBUTES, *SCREENED_ATTRIBUTES))
+    check_attributes(runner, (*RUNNER_ATTRIBUTES, *PREFILTER_ATTRIBUTES))
     check_attributes(
         runner.drafter,
         (*DRAFTER_ATTRIBUTES, *PASS_ATTRIBUTES, *BACKFILL_ATTRIBUTES),
@@ -425,7 +428,7 @@ def _replace_samplers(runner: Any) -> None:
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()
         sampler.drafter = runner.drafter
-        if judges_drafts(runner.vllm_config):
+        if tests_shadow_drafts(runner.vllm_config):
             runner.drafter.shadow_test = ShadowTest(runner.device)
             show_sampled_rows(runner, runner.drafter.shadow_test)
     runner.rejection_sampler = sampler

@@ -1,6 +1,6 @@
 """Model Runner V1: drafting ends when the stop rule says so.
 
-vLLM's draft loop makes as many draft steps as it was told at its beginning. Those that
+vLLM's draft loop makes as many draft steps as its argument says. Those that
 do not pay any more run past a closed `DraftModelGate`: they compute nothing, and what
 they propose is cut off.
 """

@@ -3,7 +3,7 @@
 vLLM leaves ``min_p`` and ``logit_bias`` out of an engine that speculates and refuses
 requests that ask for them. Here all of its own processors are kept, for steps that
 verify nothing. What they do to the rows of a verification is worked out from the
-requests themselves (`verified_rows_v1`): those are in `BatchRequests`.
+requests themselves (`verified_rows`): those are in `BatchRequests`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -169,7 +169,7 @@ def batch_requests(processors: LogitsProcessors) -> BatchRequests | None:
 
 
 def follow_requests(runner: Any) -> None:
-    """Let a runner's batch tell what its requests ask for.
+    """Let a runner's batch know what its requests ask for.
 
     Args:
         runner: vLLM's V1 model runner, whose input batch is the final one.

@@ -69,7 +69,7 @@ class GreedyVerification:
             batch: vLLM's ``InputBatch``.
         """
         if self._applies is None:
-            self._applies = compares_tokens_alone(self._runner)
+            self._applies = verifies_tokens_alone(self._runner)
         if not self._applies or not batch.num_reqs:
             return False
         sampler, requests = self._runner.sampler, batch.idx_mapping_np
@@ -157,7 +157,7 @@ class GreedyVerification:
             self._accept(step, 1, num_columns)
 
 
-def compares_tokens_alone(runner: Any) -> bool:
+def verifies_tokens_alone(runner: Any) -> bool:
     """Whether this engine's greedy requests are verified by their tokens.
 
     Watermarks, forced tokens, masks to be returned, counts of NaNs, made-up acceptance

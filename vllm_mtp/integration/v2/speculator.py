@@ -97,7 +97,7 @@ class _MTPPlusSpeculator(
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        # Told no depth it drafts as deep as it can.
+        # Without a depth it drafts as deep as it can.
         self.drafts_nothing = num_speculative_tokens == 0
         self.begin_drafts()
         if not self.drafts_nothing:

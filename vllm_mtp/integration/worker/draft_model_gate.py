@@ -8,7 +8,7 @@ experts) makes hidden states that nobody reads, and is most of the layer's time.
 writes keys and values in a call of their own; behind it the heavy modules of the layer
 return zeros.
 
-*Closed.* vLLM's draft loop makes as many steps as it was told at its beginning. When no
+*Closed.* vLLM's draft loop makes as many steps as its argument says. When no
 further draft token pays, its remaining steps get the hidden states back that they give.
 """
 

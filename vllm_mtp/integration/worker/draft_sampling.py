@@ -20,7 +20,7 @@ def choose_methods(vllm_config: Any) -> None:
     of the whole vocabulary for each draft token of each request that could run, 0.6 GB
     for 256 requests, K = 8 and 152k tokens in bfloat16; drawn drafts are worth that
     where memory is plenty. V1 keeps a row of the draft vocabulary for each draft token
-    of a step, and is told by us.
+    of a step, and reads `draws_drafts`.
     """
     speculation = vllm_config.speculative_config
     if vllm_config.use_v2_model_runner and verifies_blocks(vllm_config):
@@ -44,10 +44,10 @@ def draws_drafts(vllm_config: Any) -> bool:
     return bool(speculation.draft_sample_method == DRAWN)
 
 
-def judges_drafts(vllm_config: Any) -> bool:
+def tests_shadow_drafts(vllm_config: Any) -> bool:
     """Whether drawn drafts that are not verified are tested all the same.
 
-    Where the scheduler hears of drafts at all, and where one row of the target for each
+    Where the scheduler gets drafts at all, and where one row of the target for each
     request is sampled from in one place: see `v1.shadow_drafts`.
     """
     return (

@@ -9,7 +9,7 @@ from vllm_mtp.records import RejectedSlots
 
 
 class AnnouncesRejectedSlots:
-    """Mixin of our drafters: tells a listener where verification rejected.
+    """Mixin of our drafters: announces the slots that verification rejected.
 
     Called after verification and before the MTP layers run, on the worker, with
     device tensors: a listener must not wait for the device. Nothing is computed for it

@@ -1,4 +1,4 @@
-"""Rollback on one worker: which kernels run, and what they are told of its KV cache.
+"""Rollback on one worker: which kernels run, and the tables of its KV cache.
 
 Shared by the V1 and the V2 adapter; imports neither.
 """

@@ -62,7 +62,7 @@ def scrubbed_mtp_layers(drafter: Any) -> Collection[str]:
     """Attention layers whose draft slots are zeroed.
 
     Raises:
-        ConfigError: the drafter's own slots cannot be told.
+        ConfigError: the drafter's own slots are not known.
     """
     if not drafter.can_scrub:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A head screened in 8 bits: the same tokens, and only where no more is asked."""
+"""A head prefiltered in 8 bits: the same tokens, and only where no more is asked."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +18,10 @@ from tests.support.engines import ENGINE_ARGUMENTS, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.integration.cpu.int8_drafts import has_kernel
 from vllm_mtp.integration.cpu.int8_weights import MAX_FEW_ROWS, multiplies_all_rows
-from vllm_mtp.integration.cpu.prefiltered_head import MIN_WEIGHTS, ScreenedLogits
+from vllm_mtp.integration.cpu.prefiltered_head import MIN_WEIGHTS, PrefilteredLogits
 from vllm_mtp.tuning.expand import Expansion
 from vllm_mtp.tuning.grow import expand_checkpoint
-from vllm_mtp.verification.screening import Screen
+from vllm_mtp.verification.prefilter import Int8Prefilter
 
 pytestmark = pytest.mark.skipif(
     not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.skipif(
 
 SPECULATION: dict[str, Any] = {"method": "mtp_plus"}
 if not multiplies_all_rows():
-    # Rows of all requests are screened then, too.
+    # Rows of all requests are prefiltered then, too.
     SPECULATION["num_speculative_tokens"] = 1
     assert ENGINE_ARGUMENTS["max_num_seqs"] * 2 <= MAX_FEW_ROWS
 
 SIZES = Expansion(hidden_size=512)
-"""Of this size the bundled model's head is screened; it computes the same."""
+"""Of this size the bundled model's head is prefiltered; it computes the same."""
 
 
 @pytest.fixture(scope="module")
@@ -52,46 +52,48 @@ def llm(expanded: Path, reference: Reference) -> Iterator[Any]:
 
 
 class Counter:
-    """How many rows screening served, and how many the whole head multiplied."""
+    """How many rows prefiltering served, and how many the whole head multiplied."""
 
-    screened = whole = 0
+    prefiltered = whole = 0
 
 
 @pytest.fixture
 def counter(llm: Any, monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
-    ours = screened_logits(llm)
-    screen, whole = Screen.logits, ours.original.forward
+    ours = prefiltered_logits(llm)
+    prefilter, whole = Int8Prefilter.logits, ours.original.forward
 
-    def count_screened(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
-        logits = screen(self, hidden_states, rest)
-        counter.screened += 0 if logits is None else len(hidden_states)
+    def count_prefiltered(
+        self: Int8Prefilter, hidden_states: torch.Tensor, rest: Any
+    ) -> Any:
+        logits = prefilter(self, hidden_states, rest)
+        counter.prefiltered += 0 if logits is None else len(hidden_states)
         return logits
 
     def count_whole(head: Any, hidden_states: torch.Tensor, *args: Any) -> Any:
         counter.whole += len(hidden_states)
         return whole(head, hidden_states, *args)
 
-    monkeypatch.setattr(Screen, "logits", count_screened)
+    monkeypatch.setattr(Int8Prefilter, "logits", count_prefiltered)
     monkeypatch.setattr(ours.original, "forward", count_whole)
     return counter
 
 
-def screened_logits(llm: Any) -> ScreenedLogits:
+def prefiltered_logits(llm: Any) -> PrefilteredLogits:
     (found,) = [
         module
         for module in model_runner(llm).model.modules()
-        if isinstance(module, ScreenedLogits)
+        if isinstance(module, PrefilteredLogits)
     ]
     return found
 
 
-def test_greedy_texts_are_the_same_and_nearly_every_row_is_screened(
+def test_greedy_texts_are_the_same_and_nearly_every_row_is_prefiltered(
     llm: Any, counter: Counter, reference: Reference
 ) -> None:
     assert greedy(llm, reference.prompts, NUM_TOKENS) == reference.continuations
-    assert counter.screened > NUM_TOKENS * len(reference.prompts)
-    assert counter.whole <= 0.01 * counter.screened
+    assert counter.prefiltered > NUM_TOKENS * len(reference.prompts)
+    assert counter.whole <= 0.01 * counter.prefiltered
 
 
 def test_stop_strings_end_texts_where_they_did(
@@ -100,14 +102,14 @@ def test_stop_strings_end_texts_where_they_did(
     found = complete_to_stop_string(llm, reference.prompts)
     wanted = reference.stopped
     assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
-    assert counter.screened > 0
+    assert counter.prefiltered > 0
 
 
 def test_logprobs_take_the_whole_head(
     llm: Any, counter: Counter, reference: Reference
 ) -> None:
     found = complete_with_logprobs(llm, reference.prompts[:16])
-    assert counter.screened == 0
+    assert counter.prefiltered == 0
     for completion, wanted in zip(found, reference.with_logprobs, strict=True):
         assert completion.token_ids == wanted.token_ids
         for place, of_place in zip(completion.logprobs, wanted.logprobs, strict=True):
@@ -152,7 +154,7 @@ def test_one_request_that_asks_for_more_is_enough(
         [SamplingParams(**(plain | (sampling if i == 1 else {}))) for i in range(3)],
         use_tqdm=False,
     )
-    # As long as it is there nobody's rows are screened, and it leaves last or not.
+    # As long as it is there nobody's rows are prefiltered, and it leaves last or not.
     assert counter.whole >= 8
     for place in (0, 2):
         found = outputs[place].outputs[0].token_ids
@@ -162,14 +164,14 @@ def test_one_request_that_asks_for_more_is_enough(
 def test_weights_that_change_are_followed(
     llm: Any, counter: Counter, reference: Reference
 ) -> None:
-    ours = screened_logits(llm)
+    ours = prefiltered_logits(llm)
     head = model_runner(llm).model.lm_head
     before = dict(ours._copies)
     head.quant_method.process_weights_after_loading(head)  # as a reload does
     assert greedy(llm, reference.prompts[:4], 16) == [
         tokens[:16] for tokens in reference.continuations[:4]
     ]
-    assert counter.screened > 0
+    assert counter.prefiltered > 0
     (copy,) = ours._copies.values()
     assert copy is not before[id(head)]
 
@@ -178,21 +180,21 @@ def test_in_bfloat16_tokens_are_those_of_the_whole_head(
     expanded: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same hidden states; texts of two engines part where rounding differs."""
-    screen, screened = Screen.logits, []
+    prefilter, prefiltered = Int8Prefilter.logits, []
 
-    def keep(self: Screen, hidden_states: torch.Tensor, rest: Any) -> Any:
-        logits = screen(self, hidden_states, rest)
+    def keep(self: Int8Prefilter, hidden_states: torch.Tensor, rest: Any) -> Any:
+        logits = prefilter(self, hidden_states, rest)
         if logits is not None:
-            screened.append((hidden_states.clone(), logits.argmax(dim=1)))
+            prefiltered.append((hidden_states.clone(), logits.argmax(dim=1)))
         return logits
 
-    monkeypatch.setattr(Screen, "logits", keep)
+    monkeypatch.setattr(Int8Prefilter, "logits", keep)
     options = {"dtype": "bfloat16", "speculative_config": SPECULATION}
     with engine(expanded, **options) as llm:
         greedy(llm, reference.prompts[:16], NUM_TOKENS)
-        head, ours = model_runner(llm).model.lm_head, screened_logits(llm)
-        hidden_states = torch.cat([rows for rows, _ in screened])
-        chosen = torch.cat([token_ids for _, token_ids in screened])
+        head, ours = model_runner(llm).model.lm_head, prefiltered_logits(llm)
+        hidden_states = torch.cat([rows for rows, _ in prefiltered])
+        chosen = torch.cat([token_ids for _, token_ids in prefiltered])
         logits = ours.original(head, hidden_states)
     assert len(chosen) > 500
     wanted = logits.max(dim=1)
@@ -218,6 +220,6 @@ def test_a_small_head_and_one_that_is_to_be_whole_stay_whole(
         found = greedy(llm, reference.prompts[:4], 16)
         modules = list(model_runner(llm).model.modules())
     assert found == [tokens[:16] for tokens in reference.continuations[:4]]
-    ours = [module for module in modules if isinstance(module, ScreenedLogits)]
+    ours = [module for module in modules if isinstance(module, PrefilteredLogits)]
     assert all(copy is None for each in ours for copy in each._copies.values())
     assert len(ours) == (verify_head == "auto")

@@ -1,4 +1,4 @@
-"""Weights in 8 bits multiply nearly like those that they were rounded from."""
+"""Weights in 8 bits multiply nearly like those that they were quantized from."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from vllm_mtp.integration.cpu.int8_weights import (
     MIN_WEIGHTS,
     FewRowsLinear,
     FewRowsProduct,
-    RoundedDrafts,
-    RoundedLinear,
-    make_rounded,
+    Int8DraftWeights,
+    Int8Linear,
+    make_int8,
     multiplies_all_rows,
-    round_plain_layers,
-    round_rows,
+    quantize_plain_layers,
+    quantize_rows,
 )
-from vllm_mtp.verification.screening import rounding_norms
+from vllm_mtp.verification.prefilter import rounding_norms
 
 pytestmark = pytest.mark.skipif(
     not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"
@@ -40,17 +40,17 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
-def all_rows(weight: torch.Tensor) -> RoundedLinear:
+def all_rows(weight: torch.Tensor) -> Int8Linear:
     if not multiplies_all_rows():
         pytest.skip("no AVX512-VNNI")
-    return RoundedLinear(*round_rows(weight), weight.dtype)
+    return Int8Linear(*quantize_rows(weight), weight.dtype)
 
 
 def few_rows(weight: torch.Tensor) -> FewRowsLinear:
     def plain(x: Any, _: Any, bias: Any) -> torch.Tensor:
         return nn.functional.linear(x, weight, bias)
 
-    return FewRowsLinear(*round_rows(weight), plain)
+    return FewRowsLinear(*quantize_rows(weight), plain)
 
 
 @pytest.mark.parametrize("make", [all_rows, few_rows])
@@ -61,9 +61,9 @@ def test_a_product_is_nearly_the_same(
 ) -> None:
     weight, bias = random(*SIZE), random(SIZE[0], seed=1)
     weight[5] = 0.0
-    rounded = make(weight.to(dtype))
+    quantized = make(weight.to(dtype))
     x = random(num_rows, SIZE[1], seed=2)
-    found = rounded(x.to(dtype), None, bias.to(dtype))
+    found = quantized(x.to(dtype), None, bias.to(dtype))
     assert found.dtype == dtype
     off = error(found, nn.functional.linear(x, weight, bias))
     is_plain = make is few_rows and num_rows > MAX_FEW_ROWS
@@ -77,29 +77,29 @@ def test_a_product_is_nearly_the_same(
 @pytest.mark.parametrize("make", [all_rows, few_rows])
 def test_rows_of_another_form_are_taken(make: Any) -> None:
     weight = random(*SIZE)
-    rounded = make(weight)
+    quantized = make(weight)
     x = random(SIZE[1], 6, seed=3).t()
     assert not x.is_contiguous()
-    assert error(rounded(x), x @ weight.t()) < ERROR
-    assert torch.equal(rounded(x.reshape(2, 3, -1)).reshape(6, -1), rounded(x))
+    assert error(quantized(x), x @ weight.t()) < ERROR
+    assert torch.equal(quantized(x.reshape(2, 3, -1)).reshape(6, -1), quantized(x))
     # Padding is zeros.
-    assert torch.equal(rounded(torch.zeros(2, SIZE[1])), torch.zeros(2, SIZE[0]))
+    assert torch.equal(quantized(torch.zeros(2, SIZE[1])), torch.zeros(2, SIZE[0]))
 
 
-def screened_by_all_rows() -> tuple[Any, torch.Tensor, float]:
+def prefiltered_by_all_rows() -> tuple[Any, torch.Tensor, float]:
     weight = random(*SIZE)
     product = all_rows(weight)
-    return product.multiply_into, rounding_norms(weight, *round_rows(weight)), 0.0
+    return product.multiply_into, rounding_norms(weight, *quantize_rows(weight)), 0.0
 
 
-def screened_by_few_rows() -> tuple[Any, torch.Tensor, float]:
+def prefiltered_by_few_rows() -> tuple[Any, torch.Tensor, float]:
     weight = random(*SIZE)
-    rounded = round_rows(weight, FewRowsProduct.SCALE_DTYPE)
-    multiply = FewRowsProduct(*rounded).multiply_into
-    return multiply, rounding_norms(weight, *rounded), FewRowsProduct.ROUNDOFF
+    quantized = quantize_rows(weight, FewRowsProduct.SCALE_DTYPE)
+    multiply = FewRowsProduct(*quantized).multiply_into
+    return multiply, rounding_norms(weight, *quantized), FewRowsProduct.ROUNDOFF
 
 
-@pytest.mark.parametrize("make", [screened_by_all_rows, screened_by_few_rows])
+@pytest.mark.parametrize("make", [prefiltered_by_all_rows, prefiltered_by_few_rows])
 def test_what_rounding_took_off_is_known(make: Any) -> None:
     """So that no product is farther from the true one than the norms allow."""
     multiply, norms, roundoff = make()
@@ -117,7 +117,7 @@ def test_what_rounding_took_off_is_known(make: Any) -> None:
 
 def test_rows_whose_scale_was_rounded_stay_within_8_bits() -> None:
     weight = random(*SIZE)
-    rows, scales = round_rows(weight, torch.bfloat16)
+    rows, scales = quantize_rows(weight, torch.bfloat16)
     assert torch.equal(scales, scales.bfloat16().float())
     assert rows.abs().max() == 127
     off = (rows.float() * scales - weight).abs() / scales
@@ -128,9 +128,9 @@ def test_what_is_compiled_for_any_number_of_rows_takes_the_weights_as_they_are()
     None
 ):
     weight, x = random(*SIZE), random(3, SIZE[1], seed=1)
-    rounded = few_rows(weight)
-    compiled = torch.compile(lambda x: rounded(x), backend="eager", fullgraph=True)
-    assert error(rounded(x), x @ weight.t()) > 1e-4
+    quantized = few_rows(weight)
+    compiled = torch.compile(lambda x: quantized(x), backend="eager", fullgraph=True)
+    assert error(quantized(x), x @ weight.t()) > 1e-4
     assert error(compiled(x), x @ weight.t()) < 1e-6
 
 
@@ -141,8 +141,8 @@ def test_weights_as_they_are_stay_only_where_they_are_needed() -> None:
         asked.append(True)
         return nn.functional.linear
 
-    rounded = make_rounded(*round_rows(weight), weight.dtype, make_plain)
-    needs_plain = isinstance(rounded, FewRowsLinear)
+    quantized = make_int8(*quantize_rows(weight), weight.dtype, make_plain)
+    needs_plain = isinstance(quantized, FewRowsLinear)
     assert bool(asked) == needs_plain == (not multiplies_all_rows())
 
 
@@ -157,7 +157,7 @@ def layer(weight: torch.Tensor, **attributes: Any) -> Any:
 
 def method() -> Any:
     linear = object.__new__(LinearBase)
-    return RoundedDrafts().get_quant_method(linear, "model.mtp.qkv_proj")
+    return Int8DraftWeights().get_quant_method(linear, "model.mtp.qkv_proj")
 
 
 def test_a_large_layer_is_rounded_and_a_small_one_is_not() -> None:
@@ -178,7 +178,7 @@ def test_a_layer_whose_weights_are_read_is_left_alone() -> None:
 
 def test_what_is_no_linear_layer_of_vllms_has_no_method_of_ours() -> None:
     for other in (nn.Module(), nn.Linear(4, 4), nn.Embedding(4, 4)):
-        assert RoundedDrafts().get_quant_method(other, "any") is None
+        assert Int8DraftWeights().get_quant_method(other, "any") is None
 
 
 def test_plain_layers_of_torch_are_rounded_if_large() -> None:
@@ -188,7 +188,7 @@ def test_plain_layers_of_torch_are_rounded_if_large() -> None:
     x = random(5, 2048)
     wanted = model(x)
     small = model[2]
-    round_plain_layers(model)
+    quantize_plain_layers(model)
     assert type(model[0]) is not nn.Linear
     assert model[2] is small
     with torch.no_grad():

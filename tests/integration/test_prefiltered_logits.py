@@ -1,13 +1,13 @@
-"""Where screening is no use it is tried ever more seldom, and again when it is."""
+"""Where prefiltering is no use it is tried ever more seldom, and again when it is."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from vllm_mtp.integration.cpu.prefiltered_head import ScreenedLogits, _Copy
+from vllm_mtp.integration.cpu.prefiltered_head import PrefilteredLogits, _Copy
 
-WHOLE, SCREENED = torch.zeros(1, 4), torch.ones(1, 4)
+WHOLE, PREFILTERED = torch.zeros(1, 4), torch.ones(1, 4)
 
 
 class _Screen:
@@ -19,7 +19,7 @@ class _Screen:
 
     def logits(self, *_: Any) -> torch.Tensor | None:
         self.num_tries += 1
-        return SCREENED if self.is_of_use else None
+        return PREFILTERED if self.is_of_use else None
 
 
 class _Original:
@@ -34,25 +34,25 @@ class _Original:
 
 def test_a_screen_that_is_no_use_is_left_alone_for_longer_and_longer() -> None:
     original: Any = _Original()
-    may_screen: Any = lambda: True  # noqa: E731
-    ours, screen = ScreenedLogits(original, may_screen), _Screen()
+    may_prefilter: Any = lambda: True  # noqa: E731
+    ours, prefilter = PrefilteredLogits(original, may_prefilter), _Screen()
     head = SimpleNamespace(cpu_linear=object())
-    copied: Any = screen
+    copied: Any = prefilter
     ours._copies[id(head)] = _Copy(copied, head.cpu_linear)
 
     def tried_in(num_steps: int) -> list[int]:
-        """Steps in which the screen was asked."""
+        """Steps in which the prefilter was asked."""
         tried = []
         for step in range(num_steps):
-            before = screen.num_tries
+            before = prefilter.num_tries
             logits = ours(head, torch.zeros(1, 2))
-            is_served = screen.is_of_use and screen.num_tries > before
-            assert logits is (SCREENED if is_served else WHOLE)
-            tried += [step] * (screen.num_tries - before)
+            is_served = prefilter.is_of_use and prefilter.num_tries > before
+            assert logits is (PREFILTERED if is_served else WHOLE)
+            tried += [step] * (prefilter.num_tries - before)
         return tried
 
     assert tried_in(68) == [0, 3, 8, 17, 34, 67]
     assert len(tried_in(3000)) < 3000 / 200
-    screen.is_of_use = True
+    prefilter.is_of_use = True
     last = tried_in(300)
     assert last == list(range(last[0], 300))

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mtp.verification.screening import (
+from vllm_mtp.verification.prefilter import (
     BLOCK_TOKENS,
+    Int8Prefilter,
     RoundingNorms,
-    Screen,
     rounding_norms,
     row_order,
 )
@@ -28,7 +28,7 @@ ROUNDOFF = 1.01 * 2.0**-8
 """Of products in bfloat16."""
 
 
-def screen_of(weight: torch.Tensor, roundoff: float = 0.0) -> Screen:
+def prefilter_of(weight: torch.Tensor, roundoff: float = 0.0) -> Int8Prefilter:
     token_ids = row_order(weight)
     rows, scales = rounded(weight[token_ids])
     norms = rounding_norms(weight[token_ids], rows, scales)
@@ -40,12 +40,12 @@ def screen_of(weight: torch.Tensor, roundoff: float = 0.0) -> Screen:
         product.copy_(products.bfloat16() if roundoff else products)
         return (x - tokens.float() * token_scales).norm(dim=1)
 
-    return Screen(multiply, norms, token_ids, weight, roundoff)
+    return Int8Prefilter(multiply, norms, token_ids, weight, roundoff)
 
 
 def found(weight: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor | None:
-    """Logits of a new screen that never needs the whole head."""
-    return screen_of(weight).logits(hidden_states, never)
+    """Logits of a new prefilter that never needs the whole head."""
+    return prefilter_of(weight).logits(hidden_states, never)
 
 
 def never(hidden_states: torch.Tensor) -> torch.Tensor:
@@ -95,9 +95,9 @@ def test_no_token_that_may_be_the_likeliest_is_ruled_out(
         num_whole += len(some)
         return (some.float() @ weight.float().t()).to(dtype)
 
-    screen = screen_of(weight, roundoff)
-    logits = screen.logits(hidden_states, whole)
-    assert not screen.is_stale
+    prefilter = prefilter_of(weight, roundoff)
+    logits = prefilter.logits(hidden_states, whole)
+    assert not prefilter.is_stale
     if logits is None:
         return
     assert logits.shape == (num_tokens, vocab_size)
@@ -166,7 +166,7 @@ def test_products_that_were_rounded_mislead() -> None:
     rows, scales = rounded(weight)
     products = ((hidden_states @ rows.float().t()) * scales.t()).bfloat16()
     assert products[0, 7] == products[0, 99], "or this shows nothing"
-    logits = screen_of(weight, ROUNDOFF).logits(hidden_states, never)
+    logits = prefilter_of(weight, ROUNDOFF).logits(hidden_states, never)
     assert logits is not None
     assert (logits > -torch.inf).nonzero()[:, 1].tolist() == [7, 99]
     assert logits.argmax() == 7
@@ -186,8 +186,8 @@ def test_products_that_were_rounded_apart_rule_nothing_out() -> None:
 
     token_ids = torch.arange(len(weight))
     norms = RoundingNorms(torch.full((len(weight),), 0.02), weight.norm(dim=1))
-    screen = Screen(multiply, norms, token_ids, weight, ROUNDOFF)
-    logits = screen.logits(torch.eye(1, HIDDEN_SIZE), never)
+    prefilter = Int8Prefilter(multiply, norms, token_ids, weight, ROUNDOFF)
+    logits = prefilter.logits(torch.eye(1, HIDDEN_SIZE), never)
     assert logits is not None
     assert (logits > -torch.inf).nonzero()[:, 1].tolist() == [7, 200]
     assert logits.argmax() == 7
@@ -224,7 +224,7 @@ def test_rows_that_say_nothing_are_left_to_the_whole_head(value: float) -> None:
         asked.append(some)
         return some @ weight.t()
 
-    logits = screen_of(weight).logits(hidden_states, whole)
+    logits = prefilter_of(weight).logits(hidden_states, whole)
     assert logits is not None
     assert torch.equal(torch.cat(asked), hidden_states[1:2]) or value != 0.0
     assert len(torch.cat(asked)) == 1
@@ -235,30 +235,30 @@ def test_rows_that_say_nothing_are_left_to_the_whole_head(value: float) -> None:
         assert logits[row].argmax() == best[row]
 
 
-def test_where_most_rows_say_nothing_screening_is_no_use() -> None:
+def test_where_most_rows_say_nothing_prefiltering_is_no_use() -> None:
     weight = random(100 * BLOCK_TOKENS, HIDDEN_SIZE)
-    screen = screen_of(weight)
-    assert screen.logits(torch.zeros(2, HIDDEN_SIZE), never) is None
-    assert not screen.is_stale
+    prefilter = prefilter_of(weight)
+    assert prefilter.logits(torch.zeros(2, HIDDEN_SIZE), never) is None
+    assert not prefilter.is_stale
 
 
 def test_weights_that_changed_are_noticed() -> None:
     weight = random(VOCAB_SIZE, HIDDEN_SIZE)
     hidden_states = pointing(weight, torch.arange(4), 1)
-    screen = screen_of(weight)
-    assert screen.logits(hidden_states, never) is not None
-    assert not screen.is_stale
+    prefilter = prefilter_of(weight)
+    assert prefilter.logits(hidden_states, never) is not None
+    assert not prefilter.is_stale
     weight *= 1.2
-    assert screen.logits(hidden_states, never) is None
-    assert screen.is_stale
+    assert prefilter.logits(hidden_states, never) is None
+    assert prefilter.is_stale
 
 
 def test_nothing_is_left_of_the_call_before() -> None:
     weight = random(VOCAB_SIZE, HIDDEN_SIZE)
-    screen = screen_of(weight)
+    prefilter = prefilter_of(weight)
     for num_tokens in (5, 3, 80, 2):
         hidden_states = pointing(weight, torch.arange(num_tokens) * 7, num_tokens)
-        logits = screen.logits(hidden_states, never)
+        logits = prefilter.logits(hidden_states, never)
         assert logits is not None
         alone = found(weight, hidden_states)
         assert alone is not None

@@ -1,4 +1,4 @@
-"""Which tokens can be the likeliest, told from a head in 8 bits, and which one is.
+"""The likeliest token of a head, prefiltered by a copy of the head in 8 bits.
 
 Of a greedy request verification needs only the likeliest token of each row, yet the
 head multiplies every row by the whole vocabulary: with 131,072 tokens that is most of
@@ -7,7 +7,7 @@ that, and says of every token what its logit is, give or take a bound. Tokens th
 cannot be the likeliest within these bounds, nearly all, are done with; the others are
 multiplied by the head as it is.
 
-The bound is no estimate. With a row of the head w = r + e (r rounded, e what rounding
+The bound is no estimate. With a row of the head w = r + e (r quantized, e what that
 took off) and a hidden state x = q + d alike, the logit is
 
     w.x = r.q + e.x + r.d,   where |e.x + r.d| <= |e| |x| + |r| |d|   (Cauchy-Schwarz)
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 BLOCK_TOKENS = 128
-"""Blocks of the vocabulary are ruled out as a whole: one look at each logit is all."""
+"""Blocks of the vocabulary are ruled out as a whole: each logit is read once."""
 
 _MAX_BLOCKS = 64
 """In which tokens of a row may be left. A row for which the model has no opinion has
@@ -44,7 +44,7 @@ class RoundingNorms(NamedTuple):
 
     # [num_rows] float32: of what rounding took off each row
     errors: torch.Tensor
-    # [num_rows] float32: of the rounded rows
+    # [num_rows] float32: of the quantized rows
     sizes: torch.Tensor
 
 
@@ -61,7 +61,7 @@ class Candidates(NamedTuple):
     others: torch.Tensor
 
 
-class Screen:
+class Int8Prefilter:
     """Finds the likeliest tokens of a head by way of its copy in 8 bits."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Screen:
             token_ids: Of the copy's rows.
             weight: What decides between the tokens that are left.
             roundoff: By what share of it a product may be off that the copy's kernel
-                has rounded.
+                has quantized.
         """
         self._multiply, self._weight = multiply, weight
         self._token_ids, self._roundoff = token_ids, roundoff
@@ -117,7 +117,7 @@ class Screen:
 
         Returns:
             ``[num_tokens, vocab_size]`` float32, as the target's dtype has them and
-            good until the next call; None where screening is no use, most rows being
+            good until the next call; None where prefiltering is no use, most rows being
             such, or where the copy is no longer one of the weights.
         """
         num_tokens = len(hidden_states)
@@ -211,11 +211,11 @@ def rounding_norms(
     # [num_rows, hidden_size]
     weight: torch.Tensor,
     # [num_rows, hidden_size] int8
-    rounded: torch.Tensor,
+    quantized: torch.Tensor,
     # [num_rows, 1] float32
     scales: torch.Tensor,
 ) -> RoundingNorms:
-    """Of rows that were rounded."""
-    restored = rounded.float() * scales
+    """Of rows that were quantized."""
+    restored = quantized.float() * scales
     errors = (weight.float() - restored).norm(dim=1)
     return RoundingNorms(errors, restored.norm(dim=1))
