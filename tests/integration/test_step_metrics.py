@@ -46,7 +46,7 @@ def taken(metrics: StepMetrics) -> SpeculationStats:
     [
         (DraftDecision(0, {"a": 0}, "off"), "unprofitable"),
         (DraftDecision(2, {"a": 0, "b": 2}, "exploit"), "unprofitable"),
-        (DraftDecision(2, {"a": 0, "b": 2}, "probe"), "probe"),
+        (DraftDecision(2, {"a": 0, "b": 2}, "probe"), "exploration"),
         (DraftDecision(4, {"a": 4}, "exploit", RULE), "unsure"),
         (DraftDecision(4, {"a": 4}, "exploit"), "dropped"),
         (DraftDecision(2, {"b": 2}, "exploit"), "first_step"),

@@ -27,7 +27,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "request_steps_without_draft": (
         "Requests that decoded without a draft, once for each step. By reason: "
         + "; ".join(f"{name}: {meaning}" for name, meaning in REASONS.items())
-        + ".",
+        + ". Until 0.1 exploration was called probe, and kv_backfill catching_up.",
         ("reason",),
     ),
     "draft_tokens": ("Draft tokens that the target verified.", ("position",)),

@@ -26,10 +26,10 @@ KV_BACKFILL, FIRST_STEP, DROPPED = "kv_backfill", "first_step", "dropped"
 FAILED, OTHER = "failed", "other"
 REASONS: Mapping[str, str] = {
     UNPROFITABLE: "drafting would cost more time than it saves",
-    EXPLORATION: "drafting is being tried on other requests (was probe)",
+    EXPLORATION: "drafting is being tried on other requests",
     UNSURE: "its draft was too unlikely to be worth verifying",
     PINNED: "the request switched it off, or has a seed",
-    KV_BACKFILL: "the MTP layers have not read its pending tokens (was catching_up)",
+    KV_BACKFILL: "the MTP layers have not read its pending tokens",
     FIRST_STEP: "nothing was drafted in its last step: it was in prefill, or waited",
     DROPPED: "its draft did not fit or broke its grammar",
     FAILED: "a part of drafting broke, which switched drafting off for good",

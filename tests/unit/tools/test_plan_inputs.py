@@ -15,14 +15,14 @@ from vllm_mtp.tools.plan_cost import H100, MOE_671B, RooflineCost
 from vllm_mtp.tools.plan_inputs import read_acceptance, read_hardware, read_model
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "gpu.md").read_text()
 PROBED = ROOT / "docs/results/doctor/probe-expanded-amd-epyc.json"
 
 
 def described(name: str) -> dict[str, Any]:
-    """The example of README."""
-    start = README.index(f'    {{"name": "{name}"')
-    return dict(json.JSONDecoder().raw_decode(README[start:].lstrip())[0])
+    """The example of the guide."""
+    start = GUIDE.index(f'    {{"name": "{name}"')
+    return dict(json.JSONDecoder().raw_decode(GUIDE[start:].lstrip())[0])
 
 
 MACHINE, MOE = described("L40S"), described("GLM-4.5-Air")
