@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from benchmarks.options import ModelOption
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import (
     DEFAULT_DRAFT_LENGTH,
@@ -76,7 +77,7 @@ def rollback(
 
 
 def steps(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     contender: Annotated[
         list[str] | None,
         typer.Option(
@@ -188,13 +189,13 @@ def grid(
         ),
     ] = False,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one, "
-            "which is so small that vLLM's own overhead is most of a step; see "
-            "vllm-mtp model expand."
+            help="Folder with a checkpoint, or a hub name. Unset: the tiny one, which "
+            "is so small that vLLM's own overhead is most of a step; see "
+            "python -m examples.tiny_model expand."
         ),
-    ] = None,
+    ] = str(TINY_MODEL),
     dtype: DtypeOption = "float32",
     long_context: Annotated[
         int, typer.Option(help="Tokens before the prompt in long cells.")

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from benchmarks.options import ModelOption
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -73,7 +74,7 @@ def replay(
 @app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     controller: Annotated[
         str, typer.Option(help="random tries every draft length: best for replays.")
     ] = "random",

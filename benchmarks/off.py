@@ -34,6 +34,7 @@ from benchmarks.options import (
 )
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
 from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
@@ -59,7 +60,7 @@ class OffOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         concurrencies: Requests at a time.
         request_tokens: Tokens of every request.
         temperature: Of sampling; 0 is greedy.
@@ -68,7 +69,7 @@ class OffOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     concurrencies: tuple[int, ...] = (1, 16)
     request_tokens: int = 128
     temperature: float = 0.0

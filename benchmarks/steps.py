@@ -33,6 +33,7 @@ from rich.table import Table
 
 from benchmarks.options import machine_slug
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.tools.demo_client import DemoClient, SpecCounters, parse_counters
 from vllm_mtp.tools.demo_plan import (
@@ -106,7 +107,7 @@ class StepBenchOptions:
     """What is measured. The first contender is what the others are compared with."""
 
     contenders: tuple[Contender, ...]
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     concurrency: int = 1
     num_prompts: int = 12
     max_tokens: int = 64

@@ -7,6 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.heldout import BUNDLED_CHECKPOINT
+
 TIMEOUT_S = 600
 
 
@@ -25,13 +27,12 @@ def processes_mentioning(text: str) -> list[str]:
 
 def test_the_demo_compares_real_servers_and_leaves_none_behind(tmp_path: Path) -> None:
     # A name of its own for the model, so that its servers can be told from others.
-    bundled = Path(__file__).parents[2] / "vllm_mtp" / "assets" / "mimo-python"
     model = tmp_path / "mimo-of-this-test"
     model.mkdir()
-    for file in bundled.iterdir():
+    for file in BUNDLED_CHECKPOINT.iterdir():
         (model / file.name).symlink_to(file)
     program = Path(sys.executable).with_name("vllm-mtp")
-    command = [str(program), "demo", "--model", str(model)]
+    command = [str(program), "demo", str(model)]
     command += ["--methods", "none,mtp_plus", "--prompts", "2", "--tokens", "24"]
     command += ["--repeats", "2", "--json", str(tmp_path / "result.json")]
     # Short, unlike tmp_path: vLLM puts sockets there, whose paths must be short.

@@ -31,7 +31,7 @@ plugin.register()
 for module in pkgutil.iter_modules(package.__path__):
     importlib.import_module(f"{package.__name__}.{module.name}")
 print(*sorted(found))
-parts = ("vllm_mtp.tools", "vllm_mtp.cli", "vllm_mtp.tuning", "benchmarks", "tests")
+parts = ("vllm_mtp.tools", "vllm_mtp.cli", "examples", "benchmarks", "tests")
 print(*sorted(name for name in sys.modules if name.startswith(parts)))
 exec("import rich.table", {"__name__": "vllm_mtp.example", "__builtins__": builtins})
 print(*found)

@@ -217,12 +217,12 @@ def test_a_deep_object_on_the_command_line() -> None:
     "command",
     [
         ("report", "{file}", "--output", "{folder}/page.html"),
-        ("verify", "--prompts", "{file}"),
-        ("verify", "--engine-args", "{{"),
-        ("verify", "--http-requests", "0"),
-        ("verify", "--http-requests", "5", "--seed", "-1"),
-        ("soak", "--minutes", "nan"),
-        ("soak", "--speculative-config", '{{"method": "mtp"}}'),
+        ("verify", "m/m", "--prompts", "{file}"),
+        ("verify", "m/m", "--engine-args", "{{"),
+        ("verify", "m/m", "--http-requests", "0"),
+        ("verify", "m/m", "--http-requests", "5", "--seed", "-1"),
+        ("soak", "m/m", "--minutes", "nan"),
+        ("soak", "m/m", "--speculative-config", '{{"method": "mtp"}}'),
     ],
     ids=" ".join,
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from vllm_mtp.cli.arguments import ModelArgument
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MAX_DRAFT_LENGTH, ConfigError
 
@@ -17,7 +17,7 @@ INTERRUPTED = "interrupted; the servers are stopped"
 
 
 def demo(
-    model: ModelOption = None,
+    model: ModelArgument,
     methods: Annotated[
         str, typer.Option(help="Comma-separated; `none` must be among them.")
     ] = "none,mtp,mtp_plus",

@@ -6,16 +6,12 @@ from typing import Annotated
 
 import typer
 
+from vllm_mtp.cli.arguments import ModelArgument
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelArgument,
     probe: Annotated[
         bool,
         typer.Option(

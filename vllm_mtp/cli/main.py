@@ -7,7 +7,6 @@ from vllm_mtp.cli import (
     demo,
     doctor,
     evaluate,
-    model,
     options,
     plan,
     report,
@@ -30,5 +29,4 @@ app.command()(plan.plan)
 app.command()(report.report)
 app.command()(soak.soak)
 app.command()(verify.verify)
-app.add_typer(model.app)
 app.add_typer(vocab.app)

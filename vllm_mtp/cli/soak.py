@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, names, parse_object
+from vllm_mtp.cli.arguments import (
+    ENGINES_INTERRUPTED,
+    ModelArgument,
+    names,
+    parse_object,
+)
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
 def soak(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelArgument,
     minutes: Annotated[float, typer.Option(help="How long clients go on.")] = 30.0,
     clients: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
     speculative_config: Annotated[

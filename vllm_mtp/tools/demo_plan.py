@@ -16,7 +16,6 @@ from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD, Con
 NO_SPECULATION = "none"
 METHODS = (NO_SPECULATION, VLLM_METHOD, METHOD)
 
-BUNDLED_MODEL = Path(__file__).parents[1] / "assets" / "mimo-python"
 PROMPTS_FILE = "heldout_prompts.jsonl"
 
 SERVED_NAME = "demo"
@@ -51,7 +50,7 @@ class DemoOptions:
     """What the user of the demo chose.
 
     Attributes:
-        model: Folder with a checkpoint or a hub name; the bundled one when None.
+        model: Folder with a checkpoint or a hub name.
         methods: Of `METHODS`; no speculation always comes first, it is the baseline.
         num_prompts: Prompts per pass.
         max_tokens: Tokens generated for each prompt.
@@ -62,7 +61,7 @@ class DemoOptions:
         serve_args: Further arguments of every `vllm serve`.
     """
 
-    model: str | None = None
+    model: str
     methods: tuple[str, ...] = METHODS
     num_prompts: int = 6
     max_tokens: int = 64
@@ -92,11 +91,11 @@ class DemoOptions:
             )
 
 
-def resolve_model(model: str | None) -> str:
+def resolve_model(model: str) -> str:
     """Find the checkpoint before servers are started for it.
 
     Args:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
 
     Returns:
         What `vllm serve` is given.
@@ -104,12 +103,12 @@ def resolve_model(model: str | None) -> str:
     Raises:
         ConfigError: The folder is missing or holds no checkpoint.
     """
-    folder = Path(model).expanduser() if model else BUNDLED_MODEL
+    folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model: {folder} holds no config.json")
         return str(folder.resolve())
-    if model and HUB_NAME.fullmatch(model):
+    if HUB_NAME.fullmatch(model):
         return model
     raise ConfigError(
         f"model: {str(folder)!r} is neither a folder with a checkpoint nor a name "

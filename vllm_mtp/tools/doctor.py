@@ -54,12 +54,12 @@ class Finding(NamedTuple):
 
 
 def run_doctor(
-    model: str | None, probing: ProbeOptions | None, console: Console | None
+    model: str, probing: ProbeOptions | None, console: Console | None
 ) -> dict[str, Any]:
     """Examine a model and this machine.
 
     Args:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         probing: How to try drafts; None for not at all.
         console: Where to print; None for nowhere.
 

@@ -50,7 +50,7 @@ class EvalOptions:
     Attributes:
         output: File to write.
         model: Folder or hub name for an engine of our own; of a server, which of its
-            models; None for the bundled checkpoint, or the only model of the server.
+            models; None for the only one of the server.
         server: Base URL of a running server, up to ``/v1``; None for an engine.
         prompts: See `load_prompts`.
         num_prompts: How many at most; None for all.
@@ -96,6 +96,8 @@ class EvalOptions:
             },
             names={"draft_length": "k", "num_prompts": "num-prompts"},
         )
+        if self.model is None and self.server is None:
+            raise ConfigError("model: name one, or a server that has one")
         if not self.output.parent.is_dir():
             refuse("output", str(self.output), "a file in a folder that exists")
         if self.output.exists():
@@ -119,7 +121,7 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
         ServerError: Our own engine failed.
     """
     if options.server is None:
-        model = resolve_model(options.model)
+        model = resolve_model(options.model or "")
         prompts = load_prompts(options.prompts, model, options.num_prompts)
         with _journal_of(options, model, prompts) as journal:
             missing = journal.missing(prompts)

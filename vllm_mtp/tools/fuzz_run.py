@@ -57,7 +57,7 @@ class FuzzOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         num_requests: How many to make.
         seed: The same one makes the same; each round has the next one.
         without: Kinds of requests to leave out.
@@ -68,7 +68,7 @@ class FuzzOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     num_requests: int = 2000
     seed: int = 0
     without: tuple[str, ...] = ()
@@ -276,9 +276,7 @@ def case_of(failure: Failure) -> dict[str, Any]:
 
 def command_of(setting: Setting, failure: Failure) -> str:
     """The command that repeats a failure."""
-    words = ["vllm-mtp", "verify"]
-    if setting.model != resolve_model(None):
-        words.append(setting.model)
+    words = ["vllm-mtp", "verify", setting.model]
     if setting.speculative_config != {"method": METHOD}:
         config = json.dumps(setting.speculative_config)
         words += ["--speculative-config", config]

@@ -69,7 +69,7 @@ class HttpFuzzOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         speculative_config: What is held to no speculation. Where it names no
             controller, draft lengths are random: one that finds drafting useless
             drafts nothing, and then nothing is tried.
@@ -81,7 +81,7 @@ class HttpFuzzOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     speculative_config: dict[str, Any] = field(
         default_factory=lambda: {"method": METHOD}
     )

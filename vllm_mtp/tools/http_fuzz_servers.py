@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.demo_plan import (
-    BUNDLED_MODEL,
     NO_SPECULATION,
     SERVED_NAME,
     read_prompts,
@@ -70,7 +69,7 @@ def serve_command(
     command += ["--max-num-seqs", str(SEATS), "--disable-uvicorn-access-log"]
     command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    if model == str(BUNDLED_MODEL.resolve()):  # of its vocabulary
+    if Path(model).name == "mimo-python":  # of its vocabulary
         command += ["--reasoning-parser", REASONING_PARSER]
         command += ["--reasoning-parser-plugin", str(_PARSER_FILE)]
     command += ["--chat-template", str(_CHAT_TEMPLATE)]

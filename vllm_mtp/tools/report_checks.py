@@ -176,7 +176,9 @@ def render_verify(result: Result) -> Body:
     from vllm_mtp.tools.verify import verdict as verdict_of_verify
     from vllm_mtp.tools.verify_options import VerifyOptions
 
-    options = VerifyOptions(dtype=result["options"]["dtype"])
+    options = VerifyOptions(
+        result["options"]["model"], dtype=result["options"]["dtype"]
+    )
     found = printed(lambda console: print_report(result, options, console))
     return Body(
         verdict_of_verify(result),

@@ -67,7 +67,7 @@ class SoakOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         speculative_config: Of the server.
         minutes: How long the clients go on.
         num_clients: At a time.
@@ -76,7 +76,7 @@ class SoakOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     speculative_config: dict[str, Any] = field(
         default_factory=lambda: {"method": METHOD}
     )

@@ -41,7 +41,7 @@ class VerifyOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         speculative_config: What is verified.
         prompts: A ``.jsonl``, one ``text`` a line; None for those of the checkpoint.
         num_prompts: Greedy texts.
@@ -55,7 +55,7 @@ class VerifyOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     speculative_config: dict[str, Any] = field(
         default_factory=lambda: {"method": METHOD}
     )

@@ -129,7 +129,7 @@ def _doctor() -> Mapping[str, Any]:
 
 
 def _verify() -> Mapping[str, Any]:
-    options = VerifyOptions(num_samples=400)
+    options = VerifyOptions("m/m", num_samples=400)
     rng = np.random.default_rng(0)
 
     def engine() -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _demo() -> Mapping[str, Any]:
         METHOD: Measurement((170.0, 180.0, 160.0), (1.7, 1.64, 1.78), counters),
     }
     result = DemoResult(measured, [Difference("mtp", "a.py", 7)], 72)
-    content = result_as_json(DemoOptions(), "mimo-python", result)
+    content = result_as_json(DemoOptions("m/m"), "mimo-python", result)
     return content | {"provenance": PROVENANCE}
 
 

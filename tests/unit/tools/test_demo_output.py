@@ -92,10 +92,10 @@ def test_progress_outside_a_terminal_is_a_line_now_and_then(console: Console) ->
 
 def test_the_result_file_holds_every_single_figure() -> None:
     result = DemoResult(RESULTS, [Difference("mtp", "a.py", 7)], 72)
-    content = result_as_json(DemoOptions(num_repeats=3), "folder", result)
+    content = result_as_json(DemoOptions("m/m", num_repeats=3), "folder", result)
     assert json.loads(json.dumps(content)) == {
         "model": "folder",
-        "options": json.loads(json.dumps(vars(DemoOptions(num_repeats=3)))),
+        "options": json.loads(json.dumps(vars(DemoOptions("m/m", num_repeats=3)))),
         "methods": {
             name: {
                 "tokens_per_s": content["methods"][name]["tokens_per_s"],
@@ -161,7 +161,7 @@ def test_the_state_of_git_is_commit_and_dirt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "/no/such/folder"), "error: model: '/no/such/folder' is neither"),
+        ((), "error: model: '/no/such/folder' is neither"),
         (("--methods", "none,eagle"), "error: methods: unknown 'eagle'"),
         (("--json", "/no/such/folder/x.json"), "error: json: the folder of"),
         (("--tokens", "0"), "--tokens"),
@@ -171,7 +171,8 @@ def test_the_state_of_git_is_commit_and_dirt(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence_and_exit_code_2(
     arguments: tuple[str, ...], message: str
 ) -> None:
-    exit_code, output = run_cli(*arguments)
+    model = "owner/name" if arguments else "/no/such/folder"
+    exit_code, output = run_cli(model, *arguments)
     assert exit_code == 2
     assert message in output
     assert "Traceback" not in output

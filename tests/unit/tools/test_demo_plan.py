@@ -45,7 +45,7 @@ def test_a_wrong_list_of_methods_is_refused_by_name(
     methods: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        DemoOptions(methods=methods)
+        DemoOptions("m/m", methods=methods)
 
 
 def test_a_missing_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -93,16 +93,16 @@ def test_the_context_is_never_longer_than_the_models_own(tmp_path: Path) -> None
 
 def test_tokens_that_leave_no_room_for_a_prompt_are_refused(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, max_position_embeddings=100)
-    assert max_prompt_tokens(model, DemoOptions(max_tokens=99)) == 1
+    assert max_prompt_tokens(model, DemoOptions("m/m", max_tokens=99)) == 1
     with pytest.raises(ConfigError, match="tokens: 100 leaves no room"):
-        max_prompt_tokens(model, DemoOptions(max_tokens=100))
+        max_prompt_tokens(model, DemoOptions("m/m", max_tokens=100))
 
 
 def test_only_the_speculative_config_differs_between_the_servers(
     tmp_path: Path,
 ) -> None:
     model = write_checkpoint(tmp_path)
-    options = DemoOptions(baseline_draft_tokens=4)
+    options = DemoOptions("m/m", baseline_draft_tokens=4)
     none, mtp, plus = (
         serve_command(model, speculative_config(method, options), 8000, ON_CPU)
         for method in ("none", "mtp", "mtp_plus")

@@ -213,7 +213,7 @@ def test_wrong_options_are_refused(tmp_path) -> None:
         {"output": tmp_path / "missing" / "report.json"},
     ):
         with pytest.raises(ConfigError):
-            HttpFuzzOptions(**wrong)
+            HttpFuzzOptions("m/m", **wrong)
 
 
 def test_the_verdict_says_what_was_not_shown() -> None:

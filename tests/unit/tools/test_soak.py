@@ -66,4 +66,4 @@ def test_memory_of_a_session_is_that_of_its_processes() -> None:
 def test_wrong_options_are_refused() -> None:
     for wrong in ({"minutes": 0}, {"minutes": float("nan")}, {"num_clients": 0}):
         with pytest.raises(ConfigError):
-            SoakOptions(**wrong)
+            SoakOptions("m/m", **wrong)

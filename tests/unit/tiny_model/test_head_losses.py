@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vllm_mtp.tuning.losses import CHUNK_ROWS, head_cross_entropy, head_distillation
+from examples.tiny_model.losses import CHUNK_ROWS, head_cross_entropy, head_distillation
 
 # Less than one chunk, exactly one, and a last chunk that is not full.
 ROWS = [7, CHUNK_ROWS, 2 * CHUNK_ROWS + 5]

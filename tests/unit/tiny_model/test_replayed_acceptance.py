@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from vllm_mtp.tuning.evaluate import (
+from examples.tiny_model.evaluate import (
     AcceptanceCount,
     generate,
     replay_acceptance,
     teacher_forced_agreement,
 )
-from vllm_mtp.tuning.model import MiMoModel
+from examples.tiny_model.model import MiMoModel
 
 K = 3
 PROMPTS = [[5, 17, 230, 4], [9, 8], [250] * 7]

@@ -9,17 +9,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vllm_mtp.cli.model import app
-from vllm_mtp.tuning.checkpoint import load_model
-from vllm_mtp.tuning.corpus import collect_sources, split_by_file
-from vllm_mtp.tuning.expand import MTP_PREFIX
-from vllm_mtp.tuning.prompts import (
+from examples.tiny_model.__main__ import app
+from examples.tiny_model.checkpoint import load_model
+from examples.tiny_model.corpus import collect_sources, split_by_file
+from examples.tiny_model.expand import MTP_PREFIX
+from examples.tiny_model.prompts import (
     MAX_PROMPT_TOKENS,
     MIN_PROMPT_TOKENS,
     cut_prompts,
     read_prompts,
 )
-from vllm_mtp.tuning.tokenizer import load_tokenizer
+from examples.tiny_model.tokenizer import load_tokenizer
 
 RUNNER = CliRunner()
 SMALL = shlex.split(

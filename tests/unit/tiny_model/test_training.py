@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from vllm_mtp.tuning.evaluate import teacher_forced_agreement
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.plan import StepReport, TrainingPlan
-from vllm_mtp.tuning.shape import ModelShape
-from vllm_mtp.tuning.train import train_mtp, train_trunk
+from examples.tiny_model.evaluate import teacher_forced_agreement
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.plan import StepReport, TrainingPlan
+from examples.tiny_model.shape import ModelShape
+from examples.tiny_model.train import train_mtp, train_trunk
 
 SHAPE = ModelShape(
     vocab_size=64,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.corpus import SourceFile
-from vllm_mtp.tuning.dataset import as_chat, encode_files, iterate_batches
-from vllm_mtp.tuning.tokenizer import (
+from examples.tiny_model.corpus import SourceFile
+from examples.tiny_model.dataset import as_chat, encode_files, iterate_batches
+from examples.tiny_model.tokenizer import (
     END_OF_TEXT,
     MIN_VOCAB_SIZE,
     SPECIAL_TOKENS,

@@ -6,10 +6,10 @@ from itertools import islice
 import torch
 from torch.optim import AdamW, Muon, Optimizer
 
-from vllm_mtp.tuning.dataset import iterate_batches
-from vllm_mtp.tuning.losses import head_cross_entropy, head_distillation
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.plan import StepReport, TrainingPlan, Watcher
+from examples.tiny_model.dataset import iterate_batches
+from examples.tiny_model.losses import head_cross_entropy, head_distillation
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.plan import StepReport, TrainingPlan, Watcher
 
 
 class _Optimizers:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_mtp.tuning.checkpoint import (
+from examples.tiny_model.checkpoint import (
     DTYPES,
     load_weights,
     read_json,
@@ -12,10 +12,10 @@ from vllm_mtp.tuning.checkpoint import (
     save_weights,
     write_json,
 )
-from vllm_mtp.tuning.expand import Expansion, Weights, expand_weights, shuffle_mtp
-from vllm_mtp.tuning.prompts import PROMPTS_FILE
-from vllm_mtp.tuning.provenance import PROVENANCE_FILE
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.expand import Expansion, Weights, expand_weights, shuffle_mtp
+from examples.tiny_model.prompts import PROMPTS_FILE
+from examples.tiny_model.provenance import PROVENANCE_FILE
+from examples.tiny_model.shape import ModelShape
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 

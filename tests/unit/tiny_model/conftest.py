@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.unit.tuning.random_model import make_random_model
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
+from tests.unit.tiny_model.random_model import make_random_model
 
 
 @pytest.fixture(scope="session")

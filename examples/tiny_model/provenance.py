@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from vllm_mtp.tuning.corpus import CorpusSplit, corpus_hash
-from vllm_mtp.tuning.evaluate import AcceptanceCount
-from vllm_mtp.tuning.plan import TrainingPlan
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.corpus import CorpusSplit, corpus_hash
+from examples.tiny_model.evaluate import AcceptanceCount
+from examples.tiny_model.plan import TrainingPlan
+from examples.tiny_model.shape import ModelShape
 
 PROVENANCE_FILE = "PROVENANCE.json"
 LICENSE_NOTE_FILE = "LICENSE-NOTE.md"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vllm_mtp.tuning.attention import rotate
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.attention import rotate
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
 
 NUM_STEPS = 3
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vllm_mtp.tuning.attention import QKV, Attention
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.attention import QKV, Attention
+from examples.tiny_model.shape import ModelShape
 
 
 class MLP(nn.Module):

@@ -2,8 +2,8 @@
 
 import torch
 
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
 
 
 def make_random_model(shape: ModelShape, seed: int) -> MiMoModel:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.shape import ModelShape
 
 
 class QKV(NamedTuple):

@@ -9,24 +9,29 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.checkpoint import DTYPES, load_model, save_checkpoint, write_json
-from vllm_mtp.tuning.corpus import CorpusSplit, collect_sources, split_by_file
-from vllm_mtp.tuning.dataset import encode_files, iterate_batches
-from vllm_mtp.tuning.evaluate import (
+from examples.tiny_model.checkpoint import (
+    DTYPES,
+    load_model,
+    save_checkpoint,
+    write_json,
+)
+from examples.tiny_model.corpus import CorpusSplit, collect_sources, split_by_file
+from examples.tiny_model.dataset import encode_files, iterate_batches
+from examples.tiny_model.evaluate import (
     generate,
     replay_acceptance,
     teacher_forced_agreement,
     trunk_cross_entropy,
 )
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.plan import TrainingPlan, Watcher
-from vllm_mtp.tuning.prompts import (
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.plan import TrainingPlan, Watcher
+from examples.tiny_model.prompts import (
     PROMPTS_FILE,
     HeldOutPrompt,
     cut_prompts,
     write_prompts,
 )
-from vllm_mtp.tuning.provenance import (
+from examples.tiny_model.provenance import (
     LICENSE_NOTE_FILE,
     PROVENANCE_FILE,
     build_provenance,
@@ -34,9 +39,9 @@ from vllm_mtp.tuning.provenance import (
     license_note,
     software_versions,
 )
-from vllm_mtp.tuning.shape import ModelShape
-from vllm_mtp.tuning.tokenizer import train_tokenizer
-from vllm_mtp.tuning.train import train_mtp, train_trunk
+from examples.tiny_model.shape import ModelShape
+from examples.tiny_model.tokenizer import train_tokenizer
+from examples.tiny_model.train import train_mtp, train_trunk
 
 
 def measure(

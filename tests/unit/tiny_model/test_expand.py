@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.unit.tuning.random_model import make_random_model
-from vllm_mtp.tuning.expand import Expansion, expand_weights
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.expand import Expansion, expand_weights
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
+from tests.unit.tiny_model.random_model import make_random_model
 
 NUM_STEPS = 3
 # Sums over more channels, in float32, are taken in another order.

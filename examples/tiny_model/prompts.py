@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.corpus import SourceFile
+from examples.tiny_model.corpus import SourceFile
 
 PROMPTS_FILE = "heldout_prompts.jsonl"
 """In the checkpoint's folder."""

@@ -12,9 +12,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
-from vllm_mtp.tuning.tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, token_id
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
+from examples.tiny_model.tokenizer import (
+    END_OF_TEXT,
+    TURN_END,
+    save_tokenizer,
+    token_id,
+)
 
 DTYPES = {
     "bfloat16": torch.bfloat16,

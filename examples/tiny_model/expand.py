@@ -27,7 +27,7 @@ import re
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.shape import ModelShape
 
 Weights = dict[str, torch.Tensor]
 

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.checkpoint import load_model, save_checkpoint
-from vllm_mtp.tuning.expand import Expansion
-from vllm_mtp.tuning.grow import expand_checkpoint
-from vllm_mtp.tuning.model import MiMoModel
-from vllm_mtp.tuning.shape import ModelShape
-from vllm_mtp.tuning.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
+from examples.tiny_model.checkpoint import load_model, save_checkpoint
+from examples.tiny_model.expand import Expansion
+from examples.tiny_model.grow import expand_checkpoint
+from examples.tiny_model.model import MiMoModel
+from examples.tiny_model.shape import ModelShape
+from examples.tiny_model.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 
 
 @pytest.fixture(scope="module")

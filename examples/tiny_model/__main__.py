@@ -1,4 +1,4 @@
-"""``vllm-mtp model``: train a small model, or grow one without changing it."""
+"""``python -m examples.tiny_model``: train a small model, or grow one unchanged."""
 
 import sys
 from collections.abc import Iterator
@@ -11,11 +11,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vllm_mtp.tuning.plan import StepReport, TrainingPlan, Watcher
-from vllm_mtp.tuning.shape import ModelShape
+from examples.tiny_model.plan import StepReport, TrainingPlan, Watcher
+from examples.tiny_model.shape import ModelShape
+
+PROGRAM = "python -m examples.tiny_model"
 
 app = typer.Typer(
-    name="model",
+    name=PROGRAM,
     help="Make small models with an MTP layer, for tests and benchmarks.",
     no_args_is_help=True,
 )
@@ -100,8 +102,8 @@ def train(
     dtype: str = "bfloat16",
 ) -> None:
     """Train a MiMo-style model with one MTP layer on Python sources."""
-    from vllm_mtp.tuning.corpus import standard_library_root
-    from vllm_mtp.tuning.pipeline import make_checkpoint
+    from examples.tiny_model.corpus import standard_library_root
+    from examples.tiny_model.pipeline import make_checkpoint
 
     console = Console()
     with _user_errors(), _watched(console) as watch:
@@ -125,7 +127,7 @@ def train(
                 num_threads=num_threads,
                 seed=seed,
             ),
-            command="vllm-mtp " + " ".join(sys.argv[1:]),
+            command=" ".join([PROGRAM, *sys.argv[1:]]),
             dtype=dtype,
             watch=watch,
             say=console.print,
@@ -165,8 +167,8 @@ def expand(
     ] = False,
 ) -> None:
     """Grow a checkpoint to the cost of a bigger model, its outputs unchanged."""
-    from vllm_mtp.tuning.expand import Expansion
-    from vllm_mtp.tuning.grow import expand_checkpoint
+    from examples.tiny_model.expand import Expansion
+    from examples.tiny_model.grow import expand_checkpoint
 
     with _user_errors():
         report = expand_checkpoint(
@@ -183,3 +185,7 @@ def expand(
             shuffles_mtp=shuffle_mtp,
         )
     typer.echo(f"{report.num_parameters:,} parameters (were {report.num_before:,})")
+
+
+if __name__ == "__main__":
+    app(prog_name=PROGRAM)

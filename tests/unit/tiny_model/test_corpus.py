@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mtp.tuning.corpus import (
+from examples.tiny_model.corpus import (
     MAX_FILE_BYTES,
     SourceFile,
     collect_sources,

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from vllm_mtp.tuning.model import DecoderLayer, MiMoModel
+from examples.tiny_model.model import DecoderLayer, MiMoModel
 
 DraftMethod = Literal["greedy", "probabilistic"]
 

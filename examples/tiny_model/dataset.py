@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from tokenizers import Tokenizer
 
-from vllm_mtp.tuning.corpus import SourceFile
-from vllm_mtp.tuning.tokenizer import END_OF_TEXT, TURN_END, TURN_START
+from examples.tiny_model.corpus import SourceFile
+from examples.tiny_model.tokenizer import END_OF_TEXT, TURN_END, TURN_START
 
 # A served model is asked through the chat template, so a part of the corpus
 # is cut into turns; without it the template's tokens would be untrained.
