@@ -31,7 +31,7 @@ def crossing(
     ] = Path(),
 ) -> None:
     """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -64,7 +64,7 @@ def off(
     ),
 ) -> None:
     """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -100,7 +100,7 @@ def host(
     ),
 ) -> None:
     """Measure the CPU time by which scheduling may keep a fast GPU waiting."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -165,7 +165,7 @@ def drafting(
     ] = Path(),
 ) -> None:
     """Compare drafts: whole and small vocabulary, greedy and drawn, all at one K."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -214,7 +214,7 @@ def vocabulary(
 
     Acceptance length on Python, then on prose that nobody has announced.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console

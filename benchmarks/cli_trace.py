@@ -92,7 +92,7 @@ def record(
     dtype: Annotated[str, typer.Option(help="Of the engine.")] = "float32",
 ) -> None:
     """Serve a load with one engine and write down every step."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=RECORDING_STAYS):
         from rich.console import Console

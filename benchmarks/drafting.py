@@ -39,12 +39,11 @@ from benchmarks.small_group import room_for, start_engines
 from benchmarks.spread import Spread
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import EngineGroup
-from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
+from vllm_mtp.tools.engine_process import NO_SPECULATION, EngineGroup
+from vllm_mtp.tools.option_checks import check_fields, check_name, refuse, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 MAX_CONCURRENCY = 256
 MAX_REQUEST_TOKENS = 512

@@ -36,11 +36,11 @@ from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.option_checks import check_fields, check_name
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, check_name, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 PARTS = ("schedule", "update", "worker")
 """See ``engine.py``."""

@@ -19,10 +19,10 @@ from benchmarks.host import print_host
 from benchmarks.off import print_off
 from benchmarks.rollback.report import draw_rollback
 from benchmarks.rollback.report import print_report as print_rollback
-from benchmarks.steps import draw_steps, print_steps
+from benchmarks.steps import StepBench, draw_steps
 from vllm_mtp.config import AUTO, METHOD
 from vllm_mtp.tools import report_kinds
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.report_kinds import Kind, alone
 from vllm_mtp.tools.report_page import Body, Picture, Tone
 from vllm_mtp.tools.report_plots import draw_spreads
@@ -123,7 +123,7 @@ def render_steps(result: Result) -> Body:
         "Step time of every repeat, as a ratio to the first contender's.",
         lambda: draw_steps(result),
     )
-    return _body(result, print_steps, summary, tone, picture)
+    return _body(result, StepBench.show, summary, tone, picture)
 
 
 def render_crossing(result: Result) -> Body:
@@ -271,7 +271,7 @@ KINDS: Mapping[str, Kind] = {
     "steps": Kind(
         "Step time",
         "python -m benchmarks steps",
-        "Engine step time of whole servers that take the same steps.",
+        "Step time of engines that take the same steps.",
         alone(render_steps),
     ),
     "crossing": Kind(

@@ -33,12 +33,11 @@ from benchmarks.grid.options import GridOptions
 from benchmarks.options import check_output_folder, machine_slug
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import AUTO, FULL, METHOD
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineProcess
-from vllm_mtp.tools.option_checks import check_fields
+from vllm_mtp.tools.option_checks import check_fields, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, replacing, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 from vllm_mtp.tools.vocab_build import build_list, read_model
 
 LISTED = "list"

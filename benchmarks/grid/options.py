@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from benchmarks.options import AGAIN, DTYPES, check_numbers, check_output_folder
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.option_checks import check_fields, check_name, check_names
 
 WORKLOADS = {

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.terminal import hear_ctrl_c
-from vllm_mtp.tools.demo_servers import Server, ServerGroup, free_ports
 from vllm_mtp.tools.eval_file import read_eval_file
+from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports
 
 PROGRAM = str(Path(sys.executable).with_name("vllm-mtp"))
 SIZE = ("--num-prompts", "24", "--max-tokens", "96", "--dtype", "float32")

@@ -17,7 +17,7 @@ from vllm_mtp.cli.main import app
 from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.request_options import pinned_draft_length
-from vllm_mtp.tools.demo_plan import read_prompt_file
+from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.report_source import read_sources
 
 quickly = settings(
@@ -149,7 +149,7 @@ def test_a_spoilt_trace(
         read_vocabulary_list,
         read_trace,
         lambda path: read_sources([path]),
-        lambda path: read_prompt_file(path, 10, "prompts"),
+        lambda path: load_prompts(path, "m", 10),
     ],
     ids=["vocabulary", "trace", "result", "prompts"],
 )

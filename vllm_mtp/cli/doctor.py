@@ -34,7 +34,7 @@ def doctor(
     # What vLLM says on the way is not the report.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted="interrupted"):
         from rich.console import Console

@@ -56,7 +56,7 @@ def evaluate(
     ] = '{"method": "mtp_plus", "draft_vocab": "full"}',
 ) -> None:
     """Measure acceptance prompt by prompt, to be compared by `vllm-mtp compare`."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         from rich.console import Console

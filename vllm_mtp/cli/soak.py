@@ -34,7 +34,7 @@ def soak(
     Exit code 0: it holds nothing, has not grown, and its counters agree. 1: it does
     not, or it died. 2: wrong input.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console

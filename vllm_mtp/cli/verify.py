@@ -92,7 +92,7 @@ def verify(
 
     Exit code 0: shown. 1: not shown, or an engine failed. 2: wrong input.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console

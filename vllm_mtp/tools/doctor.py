@@ -24,8 +24,8 @@ from vllm_mtp.integration.doctor import (
     model_facts,
 )
 from vllm_mtp.integration.pause import MAX_UNSEEN_BYTES
-from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
 from vllm_mtp.tools.weight_health import Header, examine, read_headers, weight_bytes
 

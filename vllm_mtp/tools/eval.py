@@ -23,7 +23,6 @@ from rich.progress import track
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
 from vllm_mtp.request_options import AUTO
-from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.eval_backends import (
     Backend,
@@ -33,10 +32,10 @@ from vllm_mtp.tools.eval_backends import (
 )
 from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_prompts import EvalPrompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import print_eval
-from vllm_mtp.tools.option_checks import check_fields, refuse
+from vllm_mtp.tools.option_checks import check_fields, refuse, resolve_model
+from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
 MAX_CONCURRENCY = 512
@@ -153,7 +152,7 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
 
 @contextmanager
 def _journal_of(
-    options: EvalOptions, model: str, prompts: list[EvalPrompt]
+    options: EvalOptions, model: str, prompts: list[Prompt]
 ) -> Iterator[EvalJournal]:
     header = {
         # Where it lies on this machine is nobody else's business.
@@ -170,7 +169,7 @@ def _journal_of(
 
 def _ask(
     backend: Backend,
-    prompts: Sequence[EvalPrompt],
+    prompts: Sequence[Prompt],
     journal: EvalJournal,
     options: EvalOptions,
     console: Console,
@@ -198,7 +197,7 @@ def _ask(
 
 def _finish(
     journal: EvalJournal,
-    prompts: Sequence[EvalPrompt],
+    prompts: Sequence[Prompt],
     options: EvalOptions,
     console: Console,
 ) -> EvalFile:

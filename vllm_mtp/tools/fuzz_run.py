@@ -25,8 +25,6 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.fuzz import (
     Failure,
     Findings,
@@ -43,8 +41,9 @@ from vllm_mtp.tools.fuzz_engines import Start, process_starter
 from vllm_mtp.tools.fuzz_requests import KINDS, kinds_of
 from vllm_mtp.tools.fuzz_shrink import MAX_TRIES, Shrinker
 from vllm_mtp.tools.fuzz_ties import sort_out_ties
-from vllm_mtp.tools.option_checks import check_names, refuse
+from vllm_mtp.tools.option_checks import check_names, refuse, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 MAX_REQUESTS = 1_000_000
 ROUND_REQUESTS = 2000

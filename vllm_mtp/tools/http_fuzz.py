@@ -29,14 +29,6 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import (
-    Server,
-    ServerError,
-    ServerGroup,
-    exit_on_signals,
-    log_folder,
-)
 from vllm_mtp.tools.http_fuzz_client import Answer, FuzzClient
 from vllm_mtp.tools.http_fuzz_findings import Findings
 from vllm_mtp.tools.http_fuzz_requests import FuzzRequest, make_requests
@@ -47,8 +39,15 @@ from vllm_mtp.tools.http_fuzz_servers import (
     server_pair,
     wait_idle,
 )
-from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
+from vllm_mtp.tools.option_checks import check_fields, check_name, refuse, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import (
+    Server,
+    ServerError,
+    ServerGroup,
+    exit_on_signals,
+    log_folder,
+)
 from vllm_mtp.tools.verify_options import TIE_TOLERANCES
 
 START_TIMEOUT_S = 600.0

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from vllm_mtp.tools.demo_servers import Server, ServerError
 from vllm_mtp.tools.http_fuzz_client import Answer, FuzzClient
 from vllm_mtp.tools.http_fuzz_compare import differences
 from vllm_mtp.tools.http_fuzz_requests import CHAT, FuzzRequest, is_determined
 from vllm_mtp.tools.http_fuzz_shrink import shrink
+from vllm_mtp.tools.server_process import Server, ServerError
 
 NUM_REPEATS = 3
 """Alone, before a difference counts as one that needs company."""

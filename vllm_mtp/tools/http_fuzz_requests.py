@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_mtp.tools.demo_plan import SERVED_NAME
 from vllm_mtp.tools.http_fuzz_options import (
     BAD_CHAT,
     BAD_COMPLETION,
@@ -19,6 +18,7 @@ from vllm_mtp.tools.http_fuzz_options import (
     completion_options,
 )
 
+SERVED_NAME = "model"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RAW, CLIENT = "raw", "openai"
 

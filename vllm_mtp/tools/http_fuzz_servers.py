@@ -12,20 +12,18 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import (
-    NO_SPECULATION,
-    SERVED_NAME,
-    read_prompts,
-)
-from vllm_mtp.tools.demo_servers import Server, ServerGroup, free_ports, http_get
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.http_fuzz_client import FuzzClient
 from vllm_mtp.tools.http_fuzz_requests import (
     CHAT,
     COMPLETIONS,
+    SERVED_NAME,
     Seedling,
     chat_messages,
     prompt_texts,
 )
+from vllm_mtp.tools.prompts import load_prompts
+from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports, http_get
 
 MAX_MODEL_LEN_TOKENS = 512
 SEATS = 8
@@ -156,7 +154,7 @@ def grow_seedlings(
         OSError: The server refused.
     """
     rng = random.Random(seed)
-    texts = [prompt.text for prompt in read_prompts(model, 100)]
+    texts = [prompt.plain_text for prompt in load_prompts(None, model, 100)]
     seedlings = []
     for text in prompt_texts(texts, rng, NUM_TEXTS):
         seedlings.append(_seedling(client, COMPLETIONS, "prompt", text))

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from vllm_mtp.tools.report_checks import (
     render_compare,
-    render_demo,
     render_doctor,
     render_plan,
     render_verify,
@@ -92,12 +91,6 @@ KINDS: Mapping[str, Kind] = {
         "vllm-mtp soak",
         "What a server holds after a while of every kind of request.",
         alone(render_soak),
-    ),
-    "demo": Kind(
-        "Side by side",
-        "vllm-mtp demo",
-        "Real servers on the same prompts, taking turns.",
-        alone(render_demo),
     ),
     "vocab build": Kind(
         "Draft vocabulary",

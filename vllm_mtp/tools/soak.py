@@ -28,14 +28,6 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import (
-    Server,
-    ServerError,
-    ServerGroup,
-    exit_on_signals,
-    log_folder,
-)
 from vllm_mtp.tools.http_fuzz_client import HUNG, Answer, FuzzClient
 from vllm_mtp.tools.http_fuzz_requests import FuzzRequest, Seedling, make_requests
 from vllm_mtp.tools.http_fuzz_servers import (
@@ -44,9 +36,16 @@ from vllm_mtp.tools.http_fuzz_servers import (
     single_server,
     wait_idle,
 )
-from vllm_mtp.tools.option_checks import check_fields, refuse
+from vllm_mtp.tools.option_checks import check_fields, refuse, resolve_model
 from vllm_mtp.tools.process_memory import session_rss_mib
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import (
+    Server,
+    ServerError,
+    ServerGroup,
+    exit_on_signals,
+    log_folder,
+)
 
 START_TIMEOUT_S = 600.0
 PART_REQUESTS = 100

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
 
 HOSTILE = f"{METHOD}, random K"

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from vllm_mtp.config import ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows, round_num_rows
 from vllm_mtp.drafting.vocabulary_list import VocabularyList, fingerprint
-from vllm_mtp.tools.demo_plan import resolve_model
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
 CHUNK_CHARACTERS = 1 << 20

@@ -14,11 +14,11 @@ from vllm_mtp.cli.main import app
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tools.eval_file import EvalFile
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_prompts import EvalPrompt, load_prompts
 from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import acceptance_length, position_shares, print_eval
+from vllm_mtp.tools.prompts import Prompt, load_prompts
 
-PROMPT = EvalPrompt(id="a", category="code", text="x")
+PROMPT = Prompt(id="a", category="code", text="x")
 
 
 def summary(histogram: list[int], num_draft_tokens: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_prompts_that_are_none_are_named(
 
 def test_an_interrupted_journal_continues_without_its_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "eval.json.partial"
-    prompts = [EvalPrompt(id=name, text="x") for name in "abc"]
+    prompts = [Prompt(id=name, text="x") for name in "abc"]
     with EvalJournal(path, {"model": "m"}) as journal:
         for prompt in prompts[:2]:
             journal.add(record_of(prompt, summary([1, 1], 2), 1, 4, 1.0), 2.0)
@@ -134,7 +134,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_the_report_has_positions_categories_and_totals() -> None:
     records = tuple(
         record_of(
-            EvalPrompt(id=str(i), category="ab"[i % 2], text="x"),
+            Prompt(id=str(i), category="ab"[i % 2], text="x"),
             summary([4 + i % 3, 3, 2, 1], 3 * (10 + i % 3)),
             3,
             20,

@@ -156,4 +156,4 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path) -> None:
         app, ["verify", str(TINY_MODEL), "--prompts", str(path)]
     )
     assert result.exit_code == 2
-    assert f"prompts: {path}:2 is no prompt" in result.stderr
+    assert f"prompts: {path}:2: neither text nor messages" in result.stderr

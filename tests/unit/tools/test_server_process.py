@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from vllm_mtp.tools import demo_servers
-from vllm_mtp.tools.demo_servers import (
+from vllm_mtp.tools import server_process
+from vllm_mtp.tools.server_process import (
+    Program,
+    ProgramGroup,
     Server,
     ServerError,
     ServerGroup,
-    describe,
     exit_on_signals,
     find_cause,
     free_ports,
     http_get,
+    serve_environ,
 )
 
 FAKE_SERVER = Path(__file__).with_name("fake_server.py")
@@ -45,7 +47,7 @@ def has_ended(server: Server) -> bool:
     """Whether a server that was started is noticed to have ended."""
     with pytest.raises(ServerError, match="ended with exit code") as caught:
         server.check_alive()
-    return server.label in str(caught.value)
+    return server.name in str(caught.value)
 
 
 def ends_soon(pid: int) -> bool:
@@ -90,7 +92,7 @@ def test_a_group_answers_and_is_gone_with_its_children_afterwards(
 def test_a_server_that_ignores_the_polite_signal_is_stopped_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_servers, "STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server_process, "STOP_TIMEOUT_S", 0.5)
     server = fake_server(tmp_path, "stubborn")
     with group_of(server) as group:
         group.wait_ready(START_TIMEOUT_S, ignore)
@@ -143,15 +145,8 @@ def test_progress_says_who_is_waited_for_and_what_he_does(tmp_path: Path) -> Non
     lines: list[str] = []
     with pytest.raises(ServerError), group_of(server) as group:
         group.wait_ready(2.0, lines.append)
-    assert "waiting for deaf (importing vLLM)" in lines[0]
-    assert "waiting for deaf (loading weights)" in lines[-1]
-
-
-def test_servers_that_do_the_same_are_named_together(tmp_path: Path) -> None:
-    servers = [fake_server(tmp_path, name) for name in ("a", "b", "c")]
-    for server, line in zip(servers, ("", "Starting to load model", ""), strict=True):
-        server.log.write_text(line)
-    assert describe(servers) == "a, c (importing vLLM); b (loading weights)"
+    assert "deaf: importing vLLM" in lines[0]
+    assert "deaf: loading weights" in lines[-1]
 
 
 def test_a_failed_start_stops_those_already_started(tmp_path: Path) -> None:
@@ -181,3 +176,43 @@ def test_the_cause_is_the_first_exception_of_a_log() -> None:
     ]
     assert find_cause(lines) == "torch.OutOfMemoryError: too big"
     assert find_cause(lines[:1]) is None
+
+
+def test_a_program_that_fails_is_an_error_with_its_log(tmp_path: Path) -> None:
+    failing = [sys.executable, "-c", "print('the end'); raise SystemExit(3)"]
+    program = Program("the client", failing, tmp_path / "log")
+    with (
+        pytest.raises(
+            ServerError, match=r"the client ended with exit code 3.*"
+        ) as error,
+        ProgramGroup([program], os.environ),
+    ):
+        program.wait_done(START_TIMEOUT_S)
+    assert "| the end" in str(error.value)
+
+
+def test_a_program_that_goes_on_is_stopped_when_its_time_is_over(
+    tmp_path: Path,
+) -> None:
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    program = Program("the client", sleeping, tmp_path / "log")
+    with (
+        pytest.raises(ServerError, match="did not end within"),
+        ProgramGroup([program], os.environ),
+    ):
+        program.wait_done(0.2)
+    assert not is_running(program.pid)
+
+
+def test_the_hub_is_asked_only_for_models_that_are_not_here(tmp_path: Path) -> None:
+    here = serve_environ({"PATH": "/bin"}, tmp_path, local_model=True, on_gpu=False)
+    assert here["HF_HUB_OFFLINE"] == "1"
+    assert here["PATH"] == "/bin"
+    there = serve_environ({}, tmp_path, local_model=False, on_gpu=False)
+    assert "HF_HUB_OFFLINE" not in there
+
+
+def test_engine_and_worker_share_a_process_on_a_cpu_only(tmp_path: Path) -> None:
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    assert serve_environ({}, tmp_path, local_model=True, on_gpu=False)[name] == "0"
+    assert name not in serve_environ({}, tmp_path, local_model=True, on_gpu=True)

@@ -98,7 +98,7 @@ def log_error(what: str, log: Path) -> ServerError:
 @contextmanager
 def log_folder() -> Iterator[Path]:
     """A folder for the logs, kept when a server failed: then they are needed."""
-    folder = Path(tempfile.mkdtemp(prefix="vllm-mtp-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="vllm-mtp-"))
     is_needed = False
     try:
         yield folder
@@ -122,23 +122,19 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-class Server:
-    """One `vllm serve` process with its group and its log."""
+class Program:
+    """A process with its group and its log."""
 
-    def __init__(
-        self, label: str, command: Sequence[str], port: int, log: Path
-    ) -> None:
-        """Describe a server; nothing is started.
+    def __init__(self, label: str, command: Sequence[str], log: Path) -> None:
+        """Describe a program; nothing is started.
 
         Args:
-            label: Name for the user.
+            label: What the user reads, as in "... ended with exit code 1".
             command: Program and arguments.
-            port: The port that `command` makes it listen on.
             log: File for its output.
         """
         self.label = label
         self.command = list(command)
-        self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -150,7 +146,7 @@ class Server:
             ServerError: It was never started.
         """
         if self._process is None:
-            raise ServerError(f"the server for {self.label!r} was not started")
+            raise ServerError(f"{self.label} was not started")
         return self._process.pid
 
     def start(self, environ: Mapping[str, str]) -> None:
@@ -166,7 +162,7 @@ class Server:
             )
 
     def check_alive(self) -> None:
-        """Notice a dead server.
+        """Notice a dead process.
 
         Raises:
             ServerError: It has ended.
@@ -174,6 +170,52 @@ class Server:
         status = self._process.poll() if self._process else None
         if status is not None:
             raise self.error(f"ended with exit code {status}")
+
+    def wait_done(self, timeout_s: float) -> None:
+        """Wait until it has done its work.
+
+        Raises:
+            ServerError: It failed, or the time is over.
+        """
+        self.wait(timeout_s)
+        status = self._process.poll() if self._process else None
+        if status is None:
+            raise self.error(f"did not end within {timeout_s:.0f} s")
+        if status:
+            raise self.error(f"ended with exit code {status}")
+
+    def error(self, what: str) -> ServerError:
+        """An error about this process, with the end of its log."""
+        return log_error(f"{self.label} {what}", self.log)
+
+    def signal_group(self, signal_number: int) -> None:
+        """Send a signal to the process and all its children, if any are left."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal_number)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the process, at most so long."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+
+class Server(Program):
+    """One ``vllm serve``."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
+        """Describe a server; nothing is started.
+
+        Args:
+            name: For the user.
+            command: Program and arguments.
+            port: The port that `command` makes it listen on.
+            log: File for its output.
+        """
+        super().__init__(f"the server for {name!r}", command, log)
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
 
     def is_ready(self) -> bool:
         """Whether it answers requests.
@@ -195,51 +237,25 @@ class Server:
         position, words = max(reached)
         return words if position >= 0 else FIRST_STAGE
 
-    def error(self, what: str) -> ServerError:
-        """An error about this server, with the end of its log."""
-        return log_error(f"the server for {self.label!r} {what}", self.log)
 
-    def signal_group(self, signal_number: int) -> None:
-        """Send a signal to the process and all its children, if any are left."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal_number)
+class ProgramGroup:
+    """Programs that start together and are stopped together, whatever happens."""
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the process, at most so long."""
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-
-
-def describe(servers: Sequence[Server]) -> str:
-    """Who is starting and what each is doing: `a, b (loading weights); c (...)`."""
-    by_stage: dict[str, list[str]] = {}
-    for server in servers:
-        by_stage.setdefault(server.stage(), []).append(server.label)
-    return "; ".join(
-        f"{', '.join(labels)} ({stage})" for stage, labels in by_stage.items()
-    )
-
-
-class ServerGroup:
-    """Servers that start together and are stopped together, whatever happens."""
-
-    def __init__(self, servers: Sequence[Server], environ: Mapping[str, str]) -> None:
+    def __init__(self, programs: Sequence[Program], environ: Mapping[str, str]) -> None:
         """Describe the group; nothing is started.
 
         Args:
-            servers: Members.
+            programs: Members.
             environ: Variables of all of them.
         """
-        self.servers = list(servers)
+        self.programs = list(programs)
         self._environ = environ
 
     def __enter__(self) -> Self:
         """Start all members, or none."""
         try:
-            for server in self.servers:
-                server.start(self._environ)
+            for program in self.programs:
+                program.start(self._environ)
         except BaseException:
             self.stop()
             raise
@@ -253,6 +269,33 @@ class ServerGroup:
     ) -> None:
         """Stop all members."""
         self.stop()
+
+    def stop(self) -> None:
+        """Stop every process of every member; a second Ctrl-C cannot prevent it."""
+        with _interrupts_ignored():
+            for program in self.programs:
+                program.signal_group(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for program in self.programs:
+                program.wait(max(0.0, deadline - time.monotonic()))
+            for program in self.programs:
+                # Whoever is left of the group, even when its leader has gone.
+                program.signal_group(signal.SIGKILL)
+                program.wait(KILL_TIMEOUT_S)
+
+
+class ServerGroup(ProgramGroup):
+    """Servers that start together and are stopped together, whatever happens."""
+
+    def __init__(self, servers: Sequence[Server], environ: Mapping[str, str]) -> None:
+        """Describe the group; nothing is started.
+
+        Args:
+            servers: Members.
+            environ: Variables of all of them.
+        """
+        super().__init__(servers, environ)
+        self.servers = list(servers)
 
     def wait_ready(self, timeout_s: float, report: Callable[[str], None]) -> None:
         """Wait until every member answers.
@@ -272,21 +315,31 @@ class ServerGroup:
             if waiting and elapsed_s > timeout_s:
                 raise waiting[0].error(f"did not answer within {timeout_s:.0f} s")
             if waiting:
-                report(f"{elapsed_s:3.0f} s, waiting for {describe(waiting)}")
+                first = waiting[0]
+                report(f"{elapsed_s:3.0f} s, {first.name}: {first.stage()}")
                 time.sleep(POLL_S)
 
-    def stop(self) -> None:
-        """Stop every process of every member; a second Ctrl-C cannot prevent it."""
-        with _interrupts_ignored():
-            for server in self.servers:
-                server.signal_group(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            for server in self.servers:
-                server.wait(max(0.0, deadline - time.monotonic()))
-            for server in self.servers:
-                # Whoever is left of the group, even when its leader has gone.
-                server.signal_group(signal.SIGKILL)
-                server.wait(KILL_TIMEOUT_S)
+
+def serve_environ(
+    environ: Mapping[str, str], scratch: Path, local_model: bool, on_gpu: bool
+) -> dict[str, str]:
+    """Variables of a server: quick to start, quiet, and nothing sent anywhere.
+
+    On a CPU engine and worker share the server's process, which saves the import of
+    vLLM in two more.
+
+    Args:
+        environ: Variables to start from.
+        scratch: Folder for temporary files: vLLM leaves sockets behind.
+        local_model: The model is a folder, so the hub need not be asked.
+        on_gpu: The server uses a GPU.
+    """
+    added = {"VLLM_NO_USAGE_STATS": "1", "TMPDIR": str(scratch)}
+    if not on_gpu:
+        added["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if local_model:
+        added |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**environ, **added}
 
 
 @contextmanager

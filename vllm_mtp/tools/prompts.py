@@ -1,4 +1,4 @@
-"""The prompts of an evaluation: from a file, from a data set, or built in."""
+"""Prompts: from a file, from a data set, of a checkpoint, or built in."""
 
 import hashlib
 import json
@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.tools.demo_plan import PROMPTS_FILE
+
+PROMPTS_FILE = "heldout_prompts.jsonl"
+"""In a checkpoint's folder: texts that it was not trained on."""
 
 BUILT_IN = Path(__file__).parents[1] / "assets" / "eval_prompts.jsonl"
 
@@ -23,7 +25,7 @@ class Message(BaseModel):
     content: str
 
 
-class EvalPrompt(BaseModel):
+class Prompt(BaseModel):
     """A text to be continued, or a conversation to be answered."""
 
     model_config = ConfigDict(frozen=True)
@@ -34,15 +36,22 @@ class EvalPrompt(BaseModel):
     messages: tuple[Message, ...] | None = None
 
     @model_validator(mode="after")
-    def _has_content(self) -> "EvalPrompt":
+    def _has_content(self) -> "Prompt":
         if not self.text and not self.messages:
             raise ValueError("neither text nor messages")
         return self
 
+    @property
+    def plain_text(self) -> str:
+        """The text, or what was said, without a template."""
+        if self.messages is None:
+            return self.text or ""
+        return "\n".join(message.content for message in self.messages)
+
 
 def load_prompts(
     source: Path | None, model: str, num_prompts: int | None
-) -> list[EvalPrompt]:
+) -> list[Prompt]:
     """The first prompts of a source.
 
     Args:
@@ -58,7 +67,7 @@ def load_prompts(
     own = Path(model) / PROMPTS_FILE
     path = source or (own if own.is_file() else BUILT_IN)
     rows = _data_set(path) if path.is_dir() else _lines(path)
-    prompts: list[EvalPrompt] = []
+    prompts: list[Prompt] = []
     for number, (place, row) in enumerate(rows, 1):
         if len(prompts) == num_prompts:
             break
@@ -72,7 +81,7 @@ def load_prompts(
     return prompts
 
 
-def fingerprint_of(prompts: list[EvalPrompt]) -> str:
+def fingerprint_of(prompts: list[Prompt]) -> str:
     """SHA-256 of all prompts."""
     dumped = json.dumps([prompt.model_dump() for prompt in prompts])
     return hashlib.sha256(dumped.encode()).hexdigest()
@@ -111,11 +120,11 @@ def _data_set(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path}, row {number}", row
 
 
-def _prompt_of(row: Any, number: int, place: str) -> EvalPrompt:
+def _prompt_of(row: Any, number: int, place: str) -> Prompt:
     if not isinstance(row, Mapping):
         raise ConfigError(f"prompts: {place} is no object with text or messages")
     try:
-        return EvalPrompt(
+        return Prompt(
             id=str(row.get("id", number)),
             category=str(row.get("category", "")),
             text=row.get("text") or row.get("prompt"),
