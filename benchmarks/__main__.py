@@ -6,6 +6,8 @@ import typer
 
 from benchmarks import cli, cli_report, cli_small, cli_trace
 from benchmarks.harness import command_of, run_bench
+from benchmarks.http_fuzz.bench import HttpFuzzOptions, http_fuzz_command
+from benchmarks.http_fuzz.soak import SoakOptions, soak_command
 from benchmarks.steps import StepBench
 
 app = typer.Typer(
@@ -24,6 +26,8 @@ for command in (
     cli_report.report,
 ):
     app.command()(command)
+app.command()(command_of(HttpFuzzOptions, http_fuzz_command, "http-fuzz"))
+app.command()(command_of(SoakOptions, soak_command, "soak"))
 app.command()(command_of(StepBench, run_bench, StepBench.command))
 app.add_typer(cli_trace.app)
 

@@ -8,6 +8,7 @@ repeat with another engine, and pairs ratios within a repeat.
 """
 
 import inspect
+import json
 import sys
 import typing
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ from benchmarks.grid.turns import TURN_S
 from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
 from benchmarks.spread import Spread
 from examples.tiny_model import TINY_MODEL
+from vllm_mtp.cli.arguments import parse_object
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import (
@@ -62,14 +64,15 @@ def option(default: Any, help: str, *limits: float, name: str = "") -> Any:
 
     Args:
         default: Its value unless told otherwise. Of a tuple of numbers or names the
-            command takes a list with commas between.
+                command takes a list with commas between, of a dictionary JSON.
         help: What the user reads.
         *limits: The least and the greatest that are allowed.
         name: Of the option where it is not the field's.
     """
-    return field(
-        default=default, metadata={"help": help, "limits": limits, "name": name}
-    )
+    metadata = {"help": help, "limits": limits, "name": name}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +350,7 @@ def command_of(
         inspect.Parameter(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_shown(each.default),
+            default=_shown(each),
             annotation=Annotated[
                 _shown_type(types[each.name]),
                 typer.Option(f"--{option_name(each)}", help=each.metadata["help"]),
@@ -367,19 +370,27 @@ def _item_type(hint: Any) -> Any:
     return typing.get_args(hint)[0] if is_tuple else None
 
 
+def _is_object(hint: Any) -> bool:
+    return typing.get_origin(hint) is dict
+
+
 def _shown_type(hint: Any) -> Any:
-    return hint if _item_type(hint) is None else str
+    return str if _item_type(hint) or _is_object(hint) else hint
 
 
-def _shown(default: Any) -> Any:
-    assert default is not MISSING, "an option without a default"
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    return default
+def _shown(each: Field[Any]) -> Any:
+    """The default as the command shows it."""
+    if each.default_factory is not MISSING:
+        return json.dumps(each.default_factory())
+    if isinstance(each.default, tuple):
+        return ",".join(map(str, each.default))
+    return each.default
 
 
 def _parsed(each: Field[Any], hint: Any, value: Any) -> Any:
     item = _item_type(hint)
+    if _is_object(hint):
+        return parse_object(option_name(each), value)
     if item is None:
         return value
     return parse_list(option_name(each), value, item) if value else ()

@@ -219,10 +219,6 @@ def test_a_deep_object_on_the_command_line() -> None:
         ("report", "{file}", "--output", "{folder}/page.html"),
         ("verify", "m/m", "--prompts", "{file}"),
         ("verify", "m/m", "--engine-args", "{{"),
-        ("verify", "m/m", "--http-requests", "0"),
-        ("verify", "m/m", "--http-requests", "5", "--seed", "-1"),
-        ("soak", "m/m", "--minutes", "nan"),
-        ("soak", "m/m", "--speculative-config", '{{"method": "mtp"}}'),
     ],
     ids=" ".join,
 )
@@ -238,7 +234,18 @@ def test_a_command_ends_with_code_2(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[]", b"", NESTED.encode()])
-@pytest.mark.parametrize("command", [("trace", "replay", "--trace"), ("report",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("trace", "replay", "--trace"),
+        ("report",),
+        ("http-fuzz", "--requests", "0", "--output"),
+        ("http-fuzz", "--seed", "-1", "--output"),
+        ("soak", "--minutes", "nan", "--output"),
+        ("soak", "--speculative-config", '{"method": "mtp"}', "--output"),
+    ],
+    ids=" ".join,
+)
 def test_a_benchmark_ends_with_code_2(
     tmp_path: Path, command: tuple[str, ...], content: bytes
 ) -> None:

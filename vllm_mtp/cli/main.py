@@ -10,7 +10,6 @@ from vllm_mtp.cli import (
     options,
     plan,
     report,
-    soak,
     verify,
     vocab,
 )
@@ -27,6 +26,5 @@ app.command("eval")(evaluate.evaluate)
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
-app.command()(soak.soak)
 app.command()(verify.verify)
 app.add_typer(vocab.app)

@@ -59,13 +59,6 @@ def verify(
             "compared token by token."
         ),
     ] = None,
-    http_requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Random requests over HTTP instead, to a server without speculation "
-            "and to one with it."
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random requests.")] = 0,
     without: Annotated[
         str,
@@ -121,25 +114,6 @@ def verify(
         from vllm_mtp.tools.verify import run_verification
         from vllm_mtp.tools.verify_options import VerifyOptions
 
-        if http_requests is not None:
-            from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, run_http_fuzz
-
-            found = run_http_fuzz(
-                HttpFuzzOptions(
-                    model=model,
-                    speculative_config=parse_object(
-                        "speculative-config", speculative_config
-                    ),
-                    num_requests=http_requests,
-                    seed=seed,
-                    dtype=dtype,
-                    skipped=names(without),
-                    engine_args=parse_object("engine-args", engine_args),
-                    output=output,
-                ),
-                Console(),
-            )
-            raise typer.Exit(0 if found["is_exact"] else FAILED_EXIT_CODE)
         options = VerifyOptions(
             model=model,
             speculative_config=parse_object("speculative-config", speculative_config),

@@ -41,7 +41,13 @@ from vllm_mtp.tools.fuzz_engines import Start, process_starter
 from vllm_mtp.tools.fuzz_requests import KINDS, kinds_of
 from vllm_mtp.tools.fuzz_shrink import MAX_TRIES, Shrinker
 from vllm_mtp.tools.fuzz_ties import sort_out_ties
-from vllm_mtp.tools.option_checks import check_names, refuse, resolve_model
+from vllm_mtp.tools.option_checks import (
+    check_method,
+    check_names,
+    check_output,
+    refuse,
+    resolve_model,
+)
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
@@ -91,11 +97,8 @@ class FuzzOptions:
             check_names("without", self.without, KINDS)
         if self.axes is not None:
             check_names("engines", self.axes, tuple(AXES))
-        if self.speculative_config.get("method") != METHOD:
-            method = self.speculative_config.get("method")
-            refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
-        if self.output is not None and not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        check_method(self.speculative_config)
+        check_output(self.output)
         if self.request is not None:
             parse_case(self.request)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import METHOD, ConfigError
 
 Value = TypeVar("Value", str, int, float)
 Limits = tuple[float, float]
@@ -87,6 +87,17 @@ def check_output(path: Path | None) -> None:
     """
     if path is not None and not path.absolute().parent.is_dir():
         refuse("output", str(path), "a file in a folder that exists")
+
+
+def check_method(config: Mapping[str, object]) -> None:
+    """Check that a speculative config is one of ours.
+
+    Raises:
+        ConfigError: It names another method.
+    """
+    method = config.get("method")
+    if method != METHOD:
+        refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
 
 
 def resolve_model(model: str) -> str:

@@ -12,9 +12,7 @@ from vllm_mtp.tools.report_checks import (
 )
 from vllm_mtp.tools.report_eval import render_eval
 from vllm_mtp.tools.report_fuzz import (
-    render_http_requests,
     render_requests,
-    render_soak,
 )
 from vllm_mtp.tools.report_page import Body
 from vllm_mtp.tools.report_source import EVAL, Source
@@ -78,19 +76,6 @@ KINDS: Mapping[str, Kind] = {
         "Whether engines with speculation that are disturbed in many ways answer "
         "random requests as an engine without it does.",
         alone(render_requests),
-    ),
-    "verify HTTP": Kind(
-        "Random requests over HTTP",
-        "vllm-mtp verify --http-requests",
-        "Whether a server with speculation answers random requests as one without "
-        "does.",
-        alone(render_http_requests),
-    ),
-    "soak": Kind(
-        "Soak",
-        "vllm-mtp soak",
-        "What a server holds after a while of every kind of request.",
-        alone(render_soak),
     ),
     "vocab build": Kind(
         "Draft vocabulary",

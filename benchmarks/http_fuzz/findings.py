@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from vllm_mtp.tools.http_fuzz_client import Answer, FuzzClient
-from vllm_mtp.tools.http_fuzz_compare import differences
-from vllm_mtp.tools.http_fuzz_requests import CHAT, FuzzRequest, is_determined
-from vllm_mtp.tools.http_fuzz_shrink import shrink
+from benchmarks.http_fuzz.client import Answer, FuzzClient
+from benchmarks.http_fuzz.compare import differences
+from benchmarks.http_fuzz.requests import CHAT, FuzzRequest, is_determined
+from benchmarks.http_fuzz.shrink import shrink
 from vllm_mtp.tools.server_process import Server, ServerError
 
 NUM_REPEATS = 3

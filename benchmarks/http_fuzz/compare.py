@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_mtp.tools.http_fuzz_client import Answer, Choice
+from benchmarks.http_fuzz.client import Answer, Choice
 
 LOWEST_LOGPROB = -9999.0
 """What the API says for minus infinity."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_mtp.tools.http_fuzz_options import (
+from benchmarks.http_fuzz.options import (
     BAD_CHAT,
     BAD_COMPLETION,
     MALFORMED_BODIES,

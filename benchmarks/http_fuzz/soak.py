@@ -1,7 +1,7 @@
 """Does a server stay as it was under hours of every kind of request?
 
 One ``vllm serve`` with `mtp_plus`, and clients that send it the random requests of
-`http_fuzz_requests` as fast as they can: streams, tools, grammars, bad bodies, clients
+`requests.py` as fast as they can: streams, tools, grammars, bad bodies, clients
 that go away. Afterwards the server must hold nothing, its memory must not have grown,
 and its counters must agree with each other.
 
@@ -20,24 +20,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import typer
 from rich.console import Console
 
-from vllm_mtp.config import METHOD
-from vllm_mtp.tools.http_fuzz_client import HUNG, Answer, FuzzClient
-from vllm_mtp.tools.http_fuzz_requests import FuzzRequest, Seedling, make_requests
-from vllm_mtp.tools.http_fuzz_servers import (
+from benchmarks.harness import Options, option
+from benchmarks.http_fuzz.client import HUNG, Answer, FuzzClient
+from benchmarks.http_fuzz.requests import FuzzRequest, Seedling, make_requests
+from benchmarks.http_fuzz.servers import (
     grow_seedlings,
     read_metrics,
     single_server,
     wait_idle,
 )
-from vllm_mtp.tools.option_checks import check_fields, refuse, resolve_model
-from vllm_mtp.tools.process_memory import session_rss_mib
+from examples.tiny_model import TINY_MODEL
+from vllm_mtp.cli.errors import FAILED_EXIT_CODE
+from vllm_mtp.config import METHOD
+from vllm_mtp.tools.option_checks import check_method, check_output, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import (
     Server,
@@ -61,43 +64,34 @@ GROWTH_BOUND_MIB, GROWTH_BOUND_SHARE = 64.0, 0.03
 grammars that were compiled stay in vLLM's cache, and heaps are never quite full."""
 
 
-@dataclass(frozen=True)
-class SoakOptions:
-    """What the user chose.
+_KIB_PER_MIB = 1024
 
-    Attributes:
-        model: Folder or hub name.
-        speculative_config: Of the server.
-        minutes: How long the clients go on.
-        num_clients: At a time.
-        seed: Of the requests.
-        skipped: Options of requests that are left out.
-        output: File for the report (JSON); None for none.
+
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions(Options):
+    """Keep a server busy with every kind of request; it must end as it began.
+
+    Exit code 0: it holds nothing, has not grown, and its counters agree. 1: it does
+    not, or it died. 2: wrong input.
     """
 
-    model: str
-    speculative_config: dict[str, Any] = field(
-        default_factory=lambda: {"method": METHOD}
+    model: str = option(str(TINY_MODEL), "Folder with a checkpoint, or a hub name.")
+    minutes: float = option(30.0, "How long clients go on.", 0.1, 10_000.0)
+    num_clients: int = option(8, "Requests at a time.", 1, 64, name="clients")
+    speculative_config: dict[str, Any] = option(
+        {"method": METHOD}, "Of the server (JSON), as for `vllm serve`."
     )
-    minutes: float = 30.0
-    num_clients: int = 8
-    seed: int = 0
-    skipped: tuple[str, ...] = ()
-    output: Path | None = None
+    skipped: tuple[str, ...] = option(
+        (), "Options of requests to leave out, with commas between.", name="without"
+    )
+    seed: int = option(0, "Of the requests.", 0, 2**31 - 1)
+    output: Path | None = option(None, "Also write a report (JSON).")
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        limits = {"minutes": (0.1, 10_000.0), "num_clients": (1, 64)}
-        check_fields(self, limits | {"seed": (0, 2**31 - 1)})
-        if self.speculative_config.get("method") != METHOD:
-            method = self.speculative_config.get("method")
-            refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
-        if self.output is not None and not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        check_method(self.speculative_config)
+        check_output(self.output)
 
 
 def run_soak(options: SoakOptions, console: Console) -> dict[str, Any]:
@@ -133,6 +127,12 @@ def run_soak(options: SoakOptions, console: Console) -> dict[str, Any]:
     return report
 
 
+def soak_command(options: SoakOptions, console: Console) -> None:
+    """Soak; the exit code says whether the server was sound."""
+    if not run_soak(options, console)["is_sound"]:
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
 def _soak(
     group: ServerGroup, model: str, options: SoakOptions, console: Console
 ) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _soak(
         },
         "memory": memory,
         "counters": counters,
-        "options": asdict(options) | {"output": options.output and options.output.name},
+        "options": options.as_json(),
         "provenance": collect_provenance(sys.argv),
     }
 
@@ -237,6 +237,32 @@ class Crowd:
         self.num_cut += answer.is_cut
         self.num_hung += (answer.error or "").startswith(HUNG)
         self.num_tokens += sum(len(c.token_ids) for c in answer.choices.values())
+
+
+def session_rss_mib(leader: int) -> float:
+    """Resident memory of all processes of a session, what they share counted by each.
+
+    Args:
+        leader: Process id of the session's leader.
+    """
+    total_kib = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold anything; behind it: state, parent,
+            # group, session.
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                total_kib += _rss_kib(stat.with_name("status").read_text())
+        except (OSError, IndexError, ValueError):  # it has just ended
+            continue
+    return total_kib / _KIB_PER_MIB
+
+
+def _rss_kib(status: str) -> int:
+    for line in status.splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
 
 
 def memory_report(rss_mib: Sequence[float]) -> dict[str, Any]:

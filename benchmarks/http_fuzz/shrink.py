@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_mtp.tools.http_fuzz_requests import RAW, FuzzRequest, is_determined
+from benchmarks.http_fuzz.requests import RAW, FuzzRequest, is_determined
 
 MAX_TRIALS = 80
 _NEEDED = {"model", "prompt", "messages"}

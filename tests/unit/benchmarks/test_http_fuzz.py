@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_mtp.config import ConfigError
-from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, verdict
-from vllm_mtp.tools.http_fuzz_client import Answer, Choice, _collect
-from vllm_mtp.tools.http_fuzz_compare import differences
-from vllm_mtp.tools.http_fuzz_options import BAD_CHAT, BAD_COMPLETION
-from vllm_mtp.tools.http_fuzz_requests import (
+from benchmarks.http_fuzz.bench import HttpFuzzOptions, verdict
+from benchmarks.http_fuzz.client import Answer, Choice, _collect
+from benchmarks.http_fuzz.compare import differences
+from benchmarks.http_fuzz.options import BAD_CHAT, BAD_COMPLETION
+from benchmarks.http_fuzz.requests import (
     CHAT,
     COMPLETIONS,
     RAW,
@@ -19,7 +18,8 @@ from vllm_mtp.tools.http_fuzz_requests import (
     is_determined,
     make_requests,
 )
-from vllm_mtp.tools.http_fuzz_shrink import candidates, shrink
+from benchmarks.http_fuzz.shrink import candidates, shrink
+from vllm_mtp.config import ConfigError
 
 SEEDLINGS = [
     Seedling(COMPLETIONS, "def f(", (4, 5, 6), (7, 8, 9), ("x", "):", "\n")),
@@ -213,7 +213,7 @@ def test_wrong_options_are_refused(tmp_path) -> None:
         {"output": tmp_path / "missing" / "report.json"},
     ):
         with pytest.raises(ConfigError):
-            HttpFuzzOptions("m/m", **wrong)
+            HttpFuzzOptions(**wrong)
 
 
 def test_the_verdict_says_what_was_not_shown() -> None:

@@ -22,24 +22,33 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
-from vllm_mtp.config import METHOD
-from vllm_mtp.tools.http_fuzz_client import Answer, FuzzClient
-from vllm_mtp.tools.http_fuzz_findings import Findings
-from vllm_mtp.tools.http_fuzz_requests import FuzzRequest, make_requests
-from vllm_mtp.tools.http_fuzz_servers import (
+from benchmarks.harness import Options, option
+from benchmarks.http_fuzz.client import Answer, FuzzClient
+from benchmarks.http_fuzz.findings import Findings
+from benchmarks.http_fuzz.requests import FuzzRequest, make_requests
+from benchmarks.http_fuzz.servers import (
     grow_seedlings,
     read_metrics,
     restart,
     server_pair,
     wait_idle,
 )
-from vllm_mtp.tools.option_checks import check_fields, check_name, refuse, resolve_model
+from examples.tiny_model import TINY_MODEL
+from vllm_mtp.cli.errors import FAILED_EXIT_CODE
+from vllm_mtp.config import METHOD
+from vllm_mtp.tools.option_checks import (
+    check_method,
+    check_name,
+    check_output,
+    resolve_model,
+)
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import (
     Server,
@@ -51,7 +60,6 @@ from vllm_mtp.tools.server_process import (
 from vllm_mtp.tools.verify_options import TIE_TOLERANCES
 
 START_TIMEOUT_S = 600.0
-MAX_REQUESTS = 100_000
 REQUESTS_AT_ONCE = 6
 PART_REQUESTS = 50
 """So many between two lines about how far it is."""
@@ -63,48 +71,37 @@ MAX_DEATHS = 3
 """Servers that died and were started again before a run gives up."""
 
 
-@dataclass(frozen=True)
-class HttpFuzzOptions:
-    """What the user chose.
+@dataclass(frozen=True, kw_only=True)
+class HttpFuzzOptions(Options):
+    """Send random requests to a server without speculation and to one with it.
 
-    Attributes:
-        model: Folder or hub name.
-        speculative_config: What is held to no speculation. Where it names no
-            controller, draft lengths are random: one that finds drafting useless
-            drafts nothing, and then nothing is tried.
-        num_requests: How many.
-        seed: Of the requests.
-        dtype: Weights and arithmetic.
-        skipped: Options of requests that are left out.
-        engine_args: Further arguments of vLLM's ``EngineArgs``, for both servers.
-        output: File for the report (JSON); None for none.
+    Exit code 0: all answers are the same. 1: they are not, or a server failed. 2: wrong
+    input.
     """
 
-    model: str
-    speculative_config: dict[str, Any] = field(
-        default_factory=lambda: {"method": METHOD}
+    model: str = option(str(TINY_MODEL), "Folder with a checkpoint, or a hub name.")
+    num_requests: int = option(500, "How many.", 1, 100_000, name="requests")
+    seed: int = option(0, "Of the requests.", 0, 2**31 - 1)
+    skipped: tuple[str, ...] = option(
+        (), "Options of requests to leave out, with commas between.", name="without"
     )
-    num_requests: int = 500
-    seed: int = 0
-    dtype: str = "float32"
-    skipped: tuple[str, ...] = ()
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    output: Path | None = None
+    speculative_config: dict[str, Any] = option(
+        {"method": METHOD},
+        "What is held to no speculation (JSON). Where it names no controller, draft "
+        "lengths are random: one that finds drafting useless would test nothing.",
+    )
+    engine_args: dict[str, Any] = option(
+        {}, "Further arguments of vLLM's EngineArgs (JSON), for both servers."
+    )
+    dtype: str = option("float32", "Weights and arithmetic.")
+    output: Path | None = option(None, "Also write a report (JSON).")
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        limits = {"num_requests": (1, MAX_REQUESTS), "seed": (0, 2**31 - 1)}
-        check_fields(self, limits, {"num_requests": "http-requests"})
+        """Check every option; see `Options`."""
+        super().__post_init__()
         check_name("dtype", self.dtype, tuple(TIE_TOLERANCES))
-        if self.speculative_config.get("method") != METHOD:
-            method = self.speculative_config.get("method")
-            refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
-        if self.output is not None and not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        check_method(self.speculative_config)
+        check_output(self.output)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -148,6 +145,12 @@ def run_http_fuzz(options: HttpFuzzOptions, console: Console) -> dict[str, Any]:
     return report
 
 
+def http_fuzz_command(options: HttpFuzzOptions, console: Console) -> None:
+    """Fuzz; the exit code says whether all answers were right."""
+    if not run_http_fuzz(options, console)["is_exact"]:
+        raise typer.Exit(FAILED_EXIT_CODE)
+
+
 def _fuzz(
     group: ServerGroup, model: str, options: HttpFuzzOptions, console: Console
 ) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _fuzz(
         console.print(
             f"{done} of {len(requests)} requests, {findings.summary}", highlight=False
         )
-    held = {server.label: wait_idle(server.url) for server in servers}
+    held = {server.name: wait_idle(server.url) for server in servers}
     metrics = read_metrics(servers[1].url)
     verified = {
         name: int(metrics.get(f"vllm:spec_decode_num_{name}_tokens_total", 0))
@@ -190,11 +193,7 @@ def _fuzz(
         "statuses": dict(statuses),
         "held": held,
         "verified": verified,
-        "options": asdict(options)
-        | {
-            "speculative_config": options.config,
-            "output": options.output and options.output.name,
-        },
+        "options": options.as_json() | {"speculative_config": options.config},
         "provenance": collect_provenance(sys.argv),
     }
 

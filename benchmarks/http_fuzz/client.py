@@ -15,7 +15,7 @@ from openai import (
     OpenAI,
 )
 
-from vllm_mtp.tools.http_fuzz_requests import CHAT, CLIENT, FuzzRequest
+from benchmarks.http_fuzz.requests import CHAT, CLIENT, FuzzRequest
 
 REQUEST_TIMEOUT_S = 120.0
 HUNG = "no answer in time"

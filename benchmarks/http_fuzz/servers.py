@@ -11,10 +11,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_mtp.config import METHOD
-from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.http_fuzz_client import FuzzClient
-from vllm_mtp.tools.http_fuzz_requests import (
+from benchmarks.http_fuzz.client import FuzzClient
+from benchmarks.http_fuzz.requests import (
     CHAT,
     COMPLETIONS,
     SERVED_NAME,
@@ -22,6 +20,9 @@ from vllm_mtp.tools.http_fuzz_requests import (
     chat_messages,
     prompt_texts,
 )
+from examples.tiny_model import TINY_MODEL
+from vllm_mtp.config import METHOD
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports, http_get
 
@@ -30,9 +31,8 @@ SEATS = 8
 KV_CACHE_BYTES = 64 * 2**20
 REASONING_PARSER = "mtp_plus_fuzz"
 
-_PACKAGE = Path(__file__).parents[1]
-_PARSER_FILE = _PACKAGE / "integration" / "fuzz_reasoning.py"
-_CHAT_TEMPLATE = _PACKAGE / "assets" / "http_fuzz" / "chat_template.jinja"
+_PARSER_FILE = Path(__file__).with_name("reasoning_parser.py")
+_CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 NUM_TEXTS = 12
 NUM_CONTINUED_TOKENS = 48
@@ -67,7 +67,7 @@ def serve_command(
     command += ["--max-num-seqs", str(SEATS), "--disable-uvicorn-access-log"]
     command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    if Path(model).name == "mimo-python":  # of its vocabulary
+    if Path(model) == TINY_MODEL:  # of its vocabulary
         command += ["--reasoning-parser", REASONING_PARSER]
         command += ["--reasoning-parser-plugin", str(_PARSER_FILE)]
     command += ["--chat-template", str(_CHAT_TEMPLATE)]
