@@ -11,7 +11,7 @@ base_python = $(shell sh configs/environment/find_python $(PYTHON) || echo false
 bootstrap = $(base_python) configs/environment/bootstrap.py
 run = $(bootstrap) exec
 
-serve_model = $(or $(MODEL),vllm_mtp/assets/mimo-python)
+model = $(or $(MODEL),examples/tiny_model/mimo-python)
 # Without a GPU: start in seconds, and take one GiB for the KV cache, not the machine's
 # memory. ARGS come later on the command line and win.
 serve_args_cpu = --enforce-eager --kv-cache-memory-bytes 1073741824
@@ -40,10 +40,10 @@ python:
 	@$(bootstrap) python
 
 demo: setup
-	@$(run) vllm-mtp demo $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+	@$(run) vllm-mtp demo '$(model)' $(ARGS)
 
 serve: setup
-	@$(run) vllm serve '$(serve_model)' --port $(PORT) \
+	@$(run) vllm serve '$(model)' --port $(PORT) \
 	  --speculative-config '{"method":"mtp_plus"}' \
 	  $(serve_args_$(shell $(bootstrap) hardware)) $(ARGS)
 
@@ -53,7 +53,7 @@ bench: setup
 lint: setup
 	@$(run) ruff check .
 	@$(run) ruff format --check .
-	@$(run) mypy vllm_mtp benchmarks configs/environment
+	@$(run) mypy vllm_mtp benchmarks examples configs/environment
 
 quality: lint
 	@$(run) python -m pytest -q tests/unit/test_import_rules.py

@@ -5,6 +5,10 @@ import sys
 import typer
 
 from benchmarks import cli, cli_report, cli_small, cli_trace
+from benchmarks.harness import command_of, run_bench
+from benchmarks.http_fuzz.bench import HttpFuzzOptions, http_fuzz_command
+from benchmarks.http_fuzz.soak import SoakOptions, soak_command
+from benchmarks.steps import StepBench
 
 app = typer.Typer(
     name="python -m benchmarks",
@@ -13,7 +17,6 @@ app = typer.Typer(
 )
 for command in (
     cli.rollback,
-    cli.steps,
     cli.grid,
     cli_small.crossing,
     cli_small.off,
@@ -23,6 +26,9 @@ for command in (
     cli_report.report,
 ):
     app.command()(command)
+app.command()(command_of(HttpFuzzOptions, http_fuzz_command, "http-fuzz"))
+app.command()(command_of(SoakOptions, soak_command, "soak"))
+app.command()(command_of(StepBench, run_bench, StepBench.command))
 app.add_typer(cli_trace.app)
 
 if __name__ == "__main__":

@@ -5,12 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import errors_to_exit_codes
-from vllm_mtp.config import (
-    DEFAULT_DRAFT_LENGTH,
-    MAX_DRAFT_LENGTH,
-)
 
 DtypeOption = Annotated[
     str,
@@ -75,58 +71,6 @@ def rollback(
         run_rollback_bench(options, Console())
 
 
-def steps(
-    model: ModelOption = None,
-    contender: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=none or NAME={...}, a speculative config; at least two, the "
-            "first is compared with. Unset: vLLM's mtp, mtp_plus, mtp_plus with scrub."
-        ),
-    ] = None,
-    draft_tokens: Annotated[
-        int,
-        typer.Option(min=1, max=MAX_DRAFT_LENGTH, help="K of the unset contenders."),
-    ] = DEFAULT_DRAFT_LENGTH,
-    concurrency: Annotated[
-        int, typer.Option(min=1, max=8, help="Requests at a time.")
-    ] = 1,
-    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 12,
-    tokens: Annotated[
-        int, typer.Option(min=2, max=512, help="Tokens generated for each prompt.")
-    ] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed rounds.")] = 9,
-    dtype: Annotated[str, typer.Option(help="Of the servers.")] = "float32",
-    output: Annotated[
-        Path, typer.Option(help="Folder for steps-<hardware>.json and .png.")
-    ] = Path(),
-) -> None:
-    """Compare the step time of whole servers, side by side."""
-    from vllm_mtp.tools.demo_servers import ServerError
-
-    with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
-        from rich.console import Console
-
-        from benchmarks.steps import (
-            StepBenchOptions,
-            default_contenders,
-            parse_contender,
-            run_step_bench,
-        )
-
-        contenders = tuple(parse_contender(text) for text in contender or ())
-        options = StepBenchOptions(
-            contenders or default_contenders(draft_tokens),
-            model=model,
-            concurrency=concurrency,
-            num_prompts=prompts,
-            max_tokens=tokens,
-            num_repeats=repeats,
-            dtype=dtype,
-        )
-        run_step_bench(options, output, Console())
-
-
 def grid(
     workload: Annotated[
         str,
@@ -188,13 +132,13 @@ def grid(
         ),
     ] = False,
     model: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one, "
-            "which is so small that vLLM's own overhead is most of a step; see "
-            "vllm-mtp model expand."
+            help="Folder with a checkpoint, or a hub name. Unset: the tiny one, which "
+            "is so small that vLLM's own overhead is most of a step; see "
+            "python -m examples.tiny_model expand."
         ),
-    ] = None,
+    ] = str(TINY_MODEL),
     dtype: DtypeOption = "float32",
     long_context: Annotated[
         int, typer.Option(help="Tokens before the prompt in long cells.")
@@ -224,7 +168,7 @@ def grid(
     combinations of workload, concurrency, temperature and context. Ctrl-C stops
     everything; the same command then continues where it was.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=GRID_INTERRUPTED):
         from rich.console import Console

@@ -6,13 +6,15 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli import DtypeOption
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, ModelOption
+from benchmarks.options import ModelOption
+from examples.tiny_model import TINY_MODEL
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH
 
 
 def crossing(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     draft_length: Annotated[
         int, typer.Option(help="K of vLLM's own mtp, with the table and without.")
     ] = DEFAULT_FIXED_DRAFT_LENGTH,
@@ -29,7 +31,7 @@ def crossing(
     ] = Path(),
 ) -> None:
     """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -49,7 +51,7 @@ def crossing(
 
 
 def off(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     concurrency: Annotated[
         str, typer.Option(help="Requests at a time, comma-separated.")
     ] = "1,16",
@@ -62,7 +64,7 @@ def off(
     ),
 ) -> None:
     """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -83,7 +85,7 @@ def off(
 
 
 def host(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     draft_length: Annotated[
         int, typer.Option(help="K of vLLM's own mtp, and the bound of mtp_plus.")
     ] = 5,
@@ -98,7 +100,7 @@ def host(
     ),
 ) -> None:
     """Measure the CPU time by which scheduling may keep a fast GPU waiting."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -119,7 +121,7 @@ def host(
 
 
 def drafting(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     draft_length: Annotated[int, typer.Option(help="K of every contender.")] = (
         DEFAULT_FIXED_DRAFT_LENGTH
     ),
@@ -163,7 +165,7 @@ def drafting(
     ] = Path(),
 ) -> None:
     """Compare drafts: whole and small vocabulary, greedy and drawn, all at one K."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -192,7 +194,7 @@ def drafting(
 
 
 def vocabulary(
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     draft_length: Annotated[int, typer.Option(help="K of every contender.")] = 3,
     concurrency: Annotated[int, typer.Option(help="Requests of a round.")] = 16,
     request_tokens: Annotated[int, typer.Option(help="Tokens of every request.")] = 192,
@@ -212,7 +214,7 @@ def vocabulary(
 
     Acceptance length on Python, then on prose that nobody has announced.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console

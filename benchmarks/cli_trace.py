@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from benchmarks.options import ModelOption
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 INTERRUPTED = "interrupted; nothing was written"
@@ -73,7 +74,7 @@ def replay(
 @app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
-    model: ModelOption = None,
+    model: ModelOption = str(TINY_MODEL),
     controller: Annotated[
         str, typer.Option(help="random tries every draft length: best for replays.")
     ] = "random",
@@ -91,7 +92,7 @@ def record(
     dtype: Annotated[str, typer.Option(help="Of the engine.")] = "float32",
 ) -> None:
     """Serve a load with one engine and write down every step."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=RECORDING_STAYS):
         from rich.console import Console

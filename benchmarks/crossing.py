@@ -29,12 +29,13 @@ from benchmarks.grid.engines import BenchGroup
 from benchmarks.options import check_output_folder, machine_slug
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.option_checks import check_fields
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 CONCURRENCY = 8
 MAX_LIMIT = 100
@@ -46,7 +47,7 @@ class CrossingOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         draft_length: K of vLLM's own `mtp`, with the table and without.
         threshold: Largest batch for which the table drafts.
         request_tokens: The shortest request's; the others have 2, 3, ... 8 times that.
@@ -55,7 +56,7 @@ class CrossingOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     draft_length: int = 3
     threshold: int = 4
     request_tokens: int = 12

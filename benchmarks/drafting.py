@@ -37,13 +37,13 @@ from benchmarks.grid.summary import sums_by_position
 from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
 from benchmarks.small_group import room_for, start_engines
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import EngineGroup
-from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
+from vllm_mtp.tools.engine_process import NO_SPECULATION, EngineGroup
+from vllm_mtp.tools.option_checks import check_fields, check_name, refuse, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 MAX_CONCURRENCY = 256
 MAX_REQUEST_TOKENS = 512
@@ -66,7 +66,7 @@ class DraftingOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         draft_length: K of every contender; the most of the one that is free.
         concurrencies: Requests at a time.
         temperature: Of sampling; 0 is greedy.
@@ -86,7 +86,7 @@ class DraftingOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     draft_length: int = 3
     concurrencies: tuple[int, ...] = (1, 8)
     temperature: float = 0.0

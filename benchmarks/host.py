@@ -34,12 +34,13 @@ from benchmarks.off import MAX_CONCURRENCY, MAX_REPEATS, MAX_REQUEST_TOKENS
 from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.option_checks import check_fields, check_name
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, check_name, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 PARTS = ("schedule", "update", "worker")
 """See ``engine.py``."""
@@ -53,7 +54,7 @@ class HostOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         draft_length: K of `mtp`, and the most that `mtp_plus` may draft.
         concurrencies: Requests at a time.
         request_tokens: Tokens of every request.
@@ -62,7 +63,7 @@ class HostOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     draft_length: int = 5
     concurrencies: tuple[int, ...] = (1, 32)
     request_tokens: int = 256

@@ -34,12 +34,13 @@ from benchmarks.options import (
 )
 from benchmarks.small_group import play_repeats, room_for, start_engines
 from benchmarks.spread import Spread
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION, resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.option_checks import check_fields, check_name
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, check_name, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 CONTENDERS: dict[str, dict[str, Any] | None] = {
     NO_SPECULATION: None,
@@ -59,7 +60,7 @@ class OffOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         concurrencies: Requests at a time.
         request_tokens: Tokens of every request.
         temperature: Of sampling; 0 is greedy.
@@ -68,7 +69,7 @@ class OffOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     concurrencies: tuple[int, ...] = (1, 16)
     request_tokens: int = 128
     temperature: float = 0.0

@@ -4,11 +4,17 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from vllm_mtp.tools.option_checks import Limits, refuse
 
 DTYPES = ("float32", "bfloat16", "float16")
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Folder with a checkpoint, or a hub name. Unset: the tiny one."),
+]
 AGAIN = "none again"
 """A second engine without speculation: two that do the same differ by 1 to 3 % for as
 long as they live, by where their memory happens to lie. Less says nothing."""

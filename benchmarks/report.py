@@ -19,12 +19,13 @@ from benchmarks.host import print_host
 from benchmarks.off import print_off
 from benchmarks.rollback.report import draw_rollback
 from benchmarks.rollback.report import print_report as print_rollback
-from benchmarks.steps import draw_steps, print_steps
+from benchmarks.steps import StepBench, draw_steps
 from vllm_mtp.config import AUTO, METHOD
 from vllm_mtp.tools import report_kinds
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.report_fuzz import counted
 from vllm_mtp.tools.report_kinds import Kind, alone
-from vllm_mtp.tools.report_page import Body, Picture, Tone
+from vllm_mtp.tools.report_page import Body, Picture, Remark, Tone
 from vllm_mtp.tools.report_plots import draw_spreads
 from vllm_mtp.tools.report_tables import printed
 
@@ -123,7 +124,7 @@ def render_steps(result: Result) -> Body:
         "Step time of every repeat, as a ratio to the first contender's.",
         lambda: draw_steps(result),
     )
-    return _body(result, print_steps, summary, tone, picture)
+    return _body(result, StepBench.show, summary, tone, picture)
 
 
 def render_crossing(result: Result) -> Body:
@@ -252,8 +253,55 @@ def render_vocab_compare(result: Result) -> Body:
     return _body(result, print_vocabulary, summary, "", picture)
 
 
+def render_http_requests(result: Result) -> Body:
+    """Random requests to two servers."""
+    from benchmarks.http_fuzz.bench import verdict
+
+    return Body(
+        verdict(result),
+        "good" if result["is_exact"] else "bad",
+        tables=[
+            counted("Answers", "status", result["statuses"]),
+            counted("Requests that cross each kind", "kind", result["kinds"]),
+            counted("Draft tokens", "of the server", result["verified"]),
+        ],
+        remarks=[Remark(str(each)) for each in result["findings"]],
+    )
+
+
+def render_soak(result: Result) -> Body:
+    """A server that was kept busy."""
+    from benchmarks.http_fuzz.soak import verdict
+
+    statuses = result["requests"]["statuses"]
+    requests = {k: v for k, v in result["requests"].items() if k != "statuses"}
+    return Body(
+        verdict(result),
+        "good" if result["is_sound"] else "bad",
+        tables=[
+            counted("Requests", "of the clients", requests),
+            counted("Answers", "status", statuses),
+            counted("Counters at the end", "of the server", result["counters"]),
+        ],
+        remarks=[Remark(each) for each in result["failed"]],
+    )
+
+
 KINDS: Mapping[str, Kind] = {
     **report_kinds.KINDS,
+    "verify HTTP": Kind(
+        "Random requests over HTTP",
+        "python -m benchmarks http-fuzz",
+        "Whether a server with speculation answers random requests as one without "
+        "does.",
+        alone(render_http_requests),
+    ),
+    "soak": Kind(
+        "Soak",
+        "python -m benchmarks soak",
+        "What a server holds after a while of every kind of request.",
+        alone(render_soak),
+    ),
     "grid": Kind(
         "Every draft length against mtp_plus",
         "python -m benchmarks grid",
@@ -271,7 +319,7 @@ KINDS: Mapping[str, Kind] = {
     "steps": Kind(
         "Step time",
         "python -m benchmarks steps",
-        "Engine step time of whole servers that take the same steps.",
+        "Step time of engines that take the same steps.",
         alone(render_steps),
     ),
     "crossing": Kind(

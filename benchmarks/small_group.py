@@ -9,9 +9,8 @@ from rich.console import Console
 from benchmarks.grid.cells import PROMPT_TOKENS, Prompts
 from benchmarks.grid.engines import Timed, cut_prompts, play_together
 from benchmarks.grid.options import GridOptions
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.engine_process import NO_SPECULATION, START_TIMEOUT_S, EngineGroup
 
 NUM_WARM_UPS = 2
 """Untimed rounds: the controller learns, and prompts come into the prefix cache."""

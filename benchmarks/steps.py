@@ -1,86 +1,157 @@
-"""Engine step times side by side: one real server per contender, taking turns.
+"""Step times side by side: one engine per contender, taking turns.
 
-A *round* sends every prompt to one server, a fixed number at a time; contenders take
-turns within a repeat and who begins rotates, so a machine that becomes slower does so
-for all. Greedy contenders with the same draft length take the same steps, so a ratio
-of step times is what a change costs, and nothing else.
+Greedy contenders with the same draft length take the same steps, so a ratio of step
+times is what a change costs, and nothing else.
 
 Result (JSON)::
 
-    contenders.<name>.speculative_config   what the server was given
+    contenders.<name>.speculative_config   what the engine was given
                      .step_ms              median, quartiles, and each repeat
                      .ratio                step time over the first contender's, paired
                                            within a repeat: median, quartiles, each
                      .num_steps            engine steps of each repeat
                      .acceptance_length    tokens per draft, of all repeats
+    baseline                               name of the first contender
     identical_texts                        whether all wrote the same tokens
     options, provenance
 """
 
 import json
-import os
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.options import machine_slug
+from benchmarks.grid.cells import Prompts
+from benchmarks.harness import (
+    Bench,
+    Contenders,
+    Rounds,
+    Waves,
+    full_step_ms,
+    option,
+    ratio_row,
+    same_wave,
+    say_texts,
+    spread_of,
+    texts_agree,
+)
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
-from vllm_mtp.tools.demo_client import DemoClient, SpecCounters, parse_counters
-from vllm_mtp.tools.demo_plan import (
-    NO_SPECULATION,
-    ServerSettings,
-    max_model_len_tokens,
-    read_prompts,
-    resolve_model,
-    serve_command,
-    serve_environ,
-)
-from vllm_mtp.tools.demo_servers import (
-    Server,
-    ServerGroup,
-    exit_on_signals,
-    free_ports,
-    http_get,
-    log_folder,
-)
-from vllm_mtp.tools.demo_table import Progress
-from vllm_mtp.tools.provenance import (
-    collect_provenance,
-    describe_hardware,
-    gpu_names,
-    replacing,
-    write_json,
-)
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.provenance import describe_hardware, replacing
 
 
-class Contender(NamedTuple):
-    """A server of the comparison."""
+@dataclass(frozen=True, kw_only=True)
+class StepBench(Bench):
+    """Compare the step time of engines, side by side."""
 
-    name: str
-    speculative_config: dict[str, Any] | None
+    command: ClassVar[str] = "steps"
 
-
-def default_contenders(draft_length: int) -> tuple[Contender, ...]:
-    """vLLM's own `mtp` and both rollbacks of `mtp_plus`, drafting equally long."""
-    same = {"num_speculative_tokens": draft_length}
-    ours = {"method": METHOD, **same, "controller": "fixed"}
-    return (
-        Contender(f"mtp K={draft_length}", {"method": VLLM_METHOD, **same}),
-        Contender("mtp_plus", ours),
-        Contender("mtp_plus scrub", {**ours, "kv_rollback": "scrub"}),
+    contender: list[str] | None = option(
+        None,
+        "NAME=none or NAME={...}, a speculative config; at least two, the first is "
+        "compared with. Unset: vLLM's mtp, mtp_plus, mtp_plus with scrub.",
     )
+    draft_length: int = option(5, "K of the unset contenders.", 1, 16)
+    concurrency: int = option(1, "Requests at a time.", 1, 64)
+    request_tokens: int = option(64, "Tokens of every request.", 2, 512)
+    requests: int = option(12, "Requests of a round.", 1, 1000)
+    repeats: int = option(9, "Timed rounds of each engine.", 1, 100)
+
+    def __post_init__(self) -> None:
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        names = [name for name, _ in map(parse_contender, self.contender or ())]
+        if self.contender and (len(names) < 2 or len(set(names)) != len(names)):
+            raise ConfigError(
+                f"contender: {', '.join(names)}; expected at least two, each name once"
+            )
+
+    @property
+    def contenders(self) -> Contenders:
+        """vLLM's own `mtp` and both rollbacks of `mtp_plus`, drafting equally long."""
+        if self.contender:
+            return dict(map(parse_contender, self.contender))
+        same = {"num_speculative_tokens": self.draft_length}
+        ours = {"method": METHOD, **same, "controller": "fixed"}
+        return {
+            f"mtp K={self.draft_length}": {"method": VLLM_METHOD, **same},
+            "mtp_plus": ours,
+            "mtp_plus scrub": {**ours, "kv_rollback": "scrub"},
+        }
+
+    @property
+    def cells(self) -> Sequence[int]:
+        """One."""
+        return (self.concurrency,)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of an answer."""
+        return self.request_tokens
+
+    def waves(self, prompts: Prompts, concurrency: int) -> Iterator[Waves]:
+        """The same greedy requests in every round."""
+        sampling = {"temperature": 0.0, "max_tokens": self.request_tokens}
+        return same_wave(prompts, max(self.requests, concurrency), sampling)
+
+    def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
+        """See the top of this file."""
+        (rounds,) = cells.values()
+        baseline, *_ = self.contenders
+        step_ms = {
+            name: spread_of(rounds, name, full_step_ms) for name in self.contenders
+        }
+        contenders = {}
+        for name, config in self.contenders.items():
+            own = [each[name] for each in rounds]
+            num_drafts = sum(each["num_drafts"] for each in own)
+            num_accepted = sum(sum(each["accepted_per_position"]) for each in own)
+            contenders[name] = {
+                "speculative_config": config,
+                "step_ms": step_ms[name].as_json(),
+                "ratio": Spread.of_ratio(step_ms[name], step_ms[baseline]).as_json(),
+                "num_steps": [each["num_steps"] for each in own],
+                "acceptance_length": num_drafts and 1 + num_accepted / num_drafts,
+            }
+        return {
+            "baseline": baseline,
+            "contenders": contenders,
+            "identical_texts": texts_agree(cells),
+        }
+
+    @staticmethod
+    def show(result: Mapping[str, Any], console: Console) -> None:
+        """A line for each contender."""
+        table = Table(title="Engine step time")
+        table.add_column("contender")
+        titles = ("step ms", f"of {result['baseline']}", "quartiles", "tokens/draft")
+        for title in titles:
+            table.add_column(title, justify="right")
+        for name, each in result["contenders"].items():
+            length = each["acceptance_length"]
+            table.add_row(
+                name,
+                f"{each['step_ms']['median']:.3f}",
+                *ratio_row(each["ratio"]),
+                f"{length:.2f}" if length else "-",
+            )
+        console.print(table)
+        say_texts(result, console)
+
+    @staticmethod
+    def draw(result: Mapping[str, Any], path: Path) -> None:
+        """The ratios of all repeats, a box for each contender."""
+        with replacing(path) as pending:
+            draw_steps(result).savefig(pending, dpi=140, format="png")
 
 
-def parse_contender(text: str) -> Contender:
+def parse_contender(text: str) -> tuple[str, dict[str, Any] | None]:
     """`NAME=JSON`, where JSON is a speculative config or `none`.
 
     Raises:
@@ -88,7 +159,7 @@ def parse_contender(text: str) -> Contender:
     """
     name, separator, config = text.partition("=")
     if name and config.strip() == NO_SPECULATION:
-        return Contender(name, None)
+        return name, None
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError):
@@ -98,198 +169,7 @@ def parse_contender(text: str) -> Contender:
             f"contender: {text!r}; expected NAME=none or NAME={{...}}, a speculative "
             "config"
         )
-    return Contender(name, parsed)
-
-
-@dataclass(frozen=True)
-class StepBenchOptions:
-    """What is measured. The first contender is what the others are compared with."""
-
-    contenders: tuple[Contender, ...]
-    model: str | None = None
-    concurrency: int = 1
-    num_prompts: int = 12
-    max_tokens: int = 64
-    num_repeats: int = 9
-    dtype: str = "float32"
-    start_timeout_s: float = 600.0
-    serve_args: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the contenders.
-
-        Raises:
-            ConfigError: Fewer than two, or two of one name.
-        """
-        names = [contender.name for contender in self.contenders]
-        if len(names) < 2 or len(set(names)) != len(names):
-            raise ConfigError(
-                f"contender: {', '.join(names) or 'none given'}; expected at least "
-                "two, each name once"
-            )
-
-
-class Round(NamedTuple):
-    """All prompts on one server."""
-
-    seconds: float
-    counters: SpecCounters
-    token_ids: tuple[tuple[int, ...], ...]
-
-    @property
-    def step_ms(self) -> float:
-        return 1e3 * self.seconds / self.counters.num_steps
-
-
-def run_step_bench(
-    options: StepBenchOptions, folder: Path, console: Console
-) -> dict[str, Any]:
-    """Measure, print and write; servers are stopped however it ends.
-
-    Args:
-        options: What the user chose.
-        folder: For `steps-<hardware>.json` and `.png`.
-        console: Where to print.
-
-    Raises:
-        ConfigError: An option is wrong; nothing was started.
-        ServerError: A server died or did not answer.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"output: {str(folder)!r} is no folder; name one that exists")
-    provenance = collect_provenance(sys.argv)
-    machine = machine_slug(provenance["hardware"])
-    json_path = folder / f"steps-{machine}.json"
-    with log_folder() as logs, exit_on_signals():
-        repeats = _Session(options, logs, console).run()
-    result = {**summarise(options, repeats), "provenance": provenance}
-    write_json(json_path, result)
-    plot(result, json_path.with_suffix(".png"))
-    print_steps(result, console)
-    console.print(f"Written to {json_path} and .png", markup=False)
-    return result
-
-
-class _Session:
-    """The servers of one measurement and their clients."""
-
-    def __init__(self, options: StepBenchOptions, logs: Path, console: Console) -> None:
-        self.options = options
-        self.progress = Progress(console)
-        model = resolve_model(options.model)
-        self.prompts = [p.text for p in read_prompts(model, options.num_prompts)]
-        on_gpu = bool(gpu_names())
-        settings = ServerSettings(
-            options.dtype, len(options.contenders), options.serve_args, on_gpu
-        )
-        ports = free_ports(len(options.contenders))
-        self.servers = {
-            each.name: Server(
-                each.name,
-                serve_command(model, each.speculative_config, port, settings),
-                port,
-                logs / f"{each.name}.log",
-            )
-            for each, port in zip(options.contenders, ports, strict=True)
-        }
-        self.environ = serve_environ(os.environ, logs, Path(model).is_dir(), on_gpu)
-        prompt_tokens = max_model_len_tokens(model) - options.max_tokens
-        self.clients = {
-            name: DemoClient(server.url, options.max_tokens, prompt_tokens)
-            for name, server in self.servers.items()
-        }
-
-    def run(self) -> list[dict[str, Round]]:
-        """One round of every contender in each repeat; the first repeat is dropped."""
-        group = ServerGroup(list(self.servers.values()), self.environ)
-        try:
-            with group:
-                group.wait_ready(self.options.start_timeout_s, self.progress)
-                return [
-                    self._repeat(number)
-                    for number in range(self.options.num_repeats + 1)
-                ][1:]
-        finally:
-            self.progress.close()
-
-    def _repeat(self, number: int) -> dict[str, Round]:
-        names = list(self.servers)
-        first = number % len(names)
-        rounds = {}
-        for name in [*names[first:], *names[:first]]:
-            self.progress(f"repeat {number}/{self.options.num_repeats}, {name}")
-            rounds[name] = self._round(name)
-        return rounds
-
-    def _round(self, name: str) -> Round:
-        page = f"{self.servers[name].url}/metrics"
-        before = parse_counters(http_get(page))
-        start = time.perf_counter()
-        with ThreadPoolExecutor(self.options.concurrency) as pool:
-            done = list(pool.map(self.clients[name].complete, self.prompts))
-        seconds = time.perf_counter() - start
-        counters = parse_counters(http_get(page)).since(before)
-        return Round(seconds, counters, tuple(each.token_ids for each in done))
-
-
-def summarise(
-    options: StepBenchOptions, repeats: Sequence[dict[str, Round]]
-) -> dict[str, Any]:
-    """The result's figures: see the top of this file.
-
-    Args:
-        options: what was measured.
-        repeats: one round of every contender in each.
-    """
-    baseline = options.contenders[0].name
-    step_ms = {
-        contender.name: Spread.of([each[contender.name].step_ms for each in repeats])
-        for contender in options.contenders
-    }
-    contenders = {}
-    for name, config in options.contenders:
-        rounds = [repeat[name] for repeat in repeats]
-        counters = [each.counters for each in rounds]
-        num_drafts = sum(each.num_drafts for each in counters)
-        num_accepted = sum(each.num_accepted_tokens for each in counters)
-        contenders[name] = {
-            "speculative_config": config,
-            "step_ms": step_ms[name].as_json(),
-            "ratio": Spread.of_ratio(step_ms[name], step_ms[baseline]).as_json(),
-            "num_steps": [each.num_steps for each in counters],
-            "acceptance_length": 1 + num_accepted / num_drafts if num_drafts else None,
-        }
-    texts = {each.token_ids for repeat in repeats for each in repeat.values()}
-    return {
-        "baseline": baseline,
-        "contenders": contenders,
-        "identical_texts": len(texts) == 1,
-        "options": asdict(options),
-    }
-
-
-def print_steps(result: Mapping[str, Any], console: Console) -> None:
-    """A line for each contender."""
-    table = Table(title="Engine step time")
-    table.add_column("contender")
-    for title in ("step ms", f"of {result['baseline']}", "quartiles", "tokens/draft"):
-        table.add_column(title, justify="right")
-    for name, each in result["contenders"].items():
-        ratio, length = each["ratio"], each["acceptance_length"]
-        table.add_row(
-            name,
-            f"{each['step_ms']['median']:.3f}",
-            f"{ratio['median']:.3f}",
-            "{:.3f} .. {:.3f}".format(*ratio["quartiles"]),
-            f"{length:.2f}" if length else "-",
-        )
-    console.print(table)
-
-
-def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the ratios into a PNG, whole or not at all."""
-    with replacing(path) as pending:
-        draw_steps(result).savefig(pending, dpi=140, format="png")
+    return name, parsed
 
 
 def draw_steps(result: Mapping[str, Any]) -> Figure:

@@ -31,13 +31,13 @@ from benchmarks.grid.cells import CODE, PROMPT_TOKENS, PROSE
 from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
 from benchmarks.options import check_output_folder, machine_slug
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import AUTO, FULL, METHOD
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineProcess
-from vllm_mtp.tools.option_checks import check_fields
+from vllm_mtp.tools.option_checks import check_fields, resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, replacing, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 from vllm_mtp.tools.vocab_build import build_list, read_model
 
 LISTED = "list"
@@ -51,7 +51,7 @@ class VocabularyBenchOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         draft_length: K.
         concurrency: Requests of a round, all at a time.
         request_tokens: Tokens of every request.
@@ -61,7 +61,7 @@ class VocabularyBenchOptions:
         output: Folder for the result.
     """
 
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     draft_length: int = 3
     concurrency: int = 16
     request_tokens: int = 192

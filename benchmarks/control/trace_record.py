@@ -23,10 +23,10 @@ from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.control.tracing import check_path
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S
+from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 
 @dataclass(frozen=True)

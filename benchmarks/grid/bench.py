@@ -64,14 +64,11 @@ from benchmarks.grid.repeats import next_repeat
 from benchmarks.grid.report import print_report, write_plots
 from benchmarks.grid.summary import summarise, summarise_cell
 from benchmarks.options import machine_slug
-from vllm_mtp.tools.demo_plan import (
-    NO_SPECULATION,
-    resolve_model,
-)
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.engine_process import NO_SPECULATION, START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 SETTLED_STEPS = 300
 """Decode steps after which the controller has settled in any case."""

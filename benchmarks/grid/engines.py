@@ -7,8 +7,9 @@ from benchmarks.grid.cells import Prompts, make_prompts
 from benchmarks.grid.options import GridOptions
 from benchmarks.grid.prose import PROSE
 from benchmarks.grid.turns import TURN_S, take_turns, turn_cores
-from vllm_mtp.tools.demo_plan import BUNDLED_MODEL, read_prompts
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.tools.engine_process import EngineGroup, EngineProcess
+from vllm_mtp.tools.prompts import load_prompts
 
 Timed = Literal["parts", "host"]
 """Parts of a step, or the CPU time of the thread that does it all: what an engine can
@@ -27,7 +28,8 @@ def cut_prompts(
     engine: EngineProcess, vocab_size: int, options: GridOptions
 ) -> Prompts:
     """Prompts of all workloads, cut with an engine's tokenizer."""
-    code = [p.text for p in read_prompts(str(BUNDLED_MODEL), MAX_CODE_PROMPTS)]
+    found = load_prompts(None, str(TINY_MODEL), MAX_CODE_PROMPTS)
+    code = [prompt.plain_text for prompt in found]
     *code_ids, prose_ids = engine.ask("tokenize", texts=[*code, PROSE])["token_ids"]
     return make_prompts(code_ids, prose_ids, vocab_size, options)
 

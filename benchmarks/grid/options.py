@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.options import AGAIN, DTYPES, check_numbers, check_output_folder
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.option_checks import check_fields, check_name, check_names
 
 WORKLOADS = {
@@ -61,7 +62,7 @@ class GridOptions:
         whole_requests: Whether whole requests are compared, too: the prefix caches are
             emptied before each timed round but for the context, so that all contenders
             compute the same prompts, and requests are not equally long.
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         dtype: Weights and arithmetic.
         long_context_tokens: Tokens before the prompt in ``long`` cells.
         kv_cache_mib: KV cache of each engine.
@@ -78,7 +79,7 @@ class GridOptions:
     round_seconds: float = 1.2
     settle_seconds: float = 20.0
     whole_requests: bool = False
-    model: str | None = None
+    model: str = str(TINY_MODEL)
     dtype: str = "float32"
     long_context_tokens: int = 1024
     kv_cache_mib: int = 320

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.grid.journal import ENGINE, ROUND, WARM_UP, Journal
 from benchmarks.grid.options import PLUS, PLUS_AGAIN
 from benchmarks.options import AGAIN
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 
 HOPELESS = 0.65
 """Of the best static K's speed in the warm-up, where rounds differ by 10 to 20 %."""

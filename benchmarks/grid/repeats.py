@@ -27,7 +27,7 @@ from benchmarks.grid.targets import (
     errors_above,
 )
 from benchmarks.options import AGAIN
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 
 NEARLY_BEST = 1.04
 """A static K that is so close to the best one of the cell may yet turn out the best."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.grid.options import PLUS
 from benchmarks.grid.plots import draw_acceptance, draw_ratios, draw_split
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.provenance import replacing
 
 DPI = 130

@@ -52,7 +52,7 @@ from benchmarks.grid.race import (
 from benchmarks.grid.targets import judge
 from benchmarks.options import AGAIN
 from benchmarks.spread import Spread
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
+from vllm_mtp.tools.engine_process import NO_SPECULATION
 
 DEFINITIONS = {
     "tokens_per_s": "committed tokens per second of decoding: over the engine steps in "

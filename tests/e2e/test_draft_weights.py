@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from examples.tiny_model.expand import Expansion
+from examples.tiny_model.grow import expand_checkpoint
 from tests.e2e.conftest import NUM_TOKENS, Reference
 from tests.support.engines import counters, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.integration.cpu.int8_drafts import has_kernel
 from vllm_mtp.integration.cpu.int8_weights import FewRowsLinear, Int8Linear
-from vllm_mtp.tuning.expand import Expansion
-from vllm_mtp.tuning.grow import expand_checkpoint
 
 pytestmark = pytest.mark.skipif(
     not has_kernel(), reason="no x86 CPU with AVX2 and without AMX"

@@ -242,7 +242,7 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(
     import httpx
     import psutil
 
-    from vllm_mtp.tools.demo_servers import Server, ServerGroup, free_ports
+    from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports
 
     (port,) = free_ports(1)
     command = [str(Path(sys.executable).with_name("vllm")), "serve"]

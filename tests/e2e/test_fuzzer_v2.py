@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
 from vllm_mtp.tools.fuzz_options import V2_ONLY
 from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
@@ -26,6 +27,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the command reports, in a process whose engines are all interpreted."""
     output = tmp_path_factory.mktemp("fuzzer") / "report.json"
     command = [str(Path(sys.executable).with_name("vllm-mtp")), "verify"]
+    command += [str(TINY_MODEL)]
     command += ["--requests", str(NUM_REQUESTS), "--seed", "1"]
     command += ["--engines", ",".join(AXES), "--without", "n,prompt_logprobs"]
     command += ["--engine-args", '{"max_model_len": 96}', "--output", str(output)]

@@ -1,15 +1,15 @@
 """Random requests over HTTP: a few in each run, thousands by command.
 
-`vllm-mtp verify --http-requests 500 --seed S` and `vllm-mtp soak --minutes 30` are the
-same with more of them.
+`python -m benchmarks http-fuzz --seed S` and `python -m benchmarks soak` are the same
+with more of them.
 """
 
 from pathlib import Path
 
 from rich.console import Console
 
-from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, run_http_fuzz
-from vllm_mtp.tools.soak import SoakOptions, run_soak
+from benchmarks.http_fuzz.bench import HttpFuzzOptions, run_http_fuzz
+from benchmarks.http_fuzz.soak import SoakOptions, run_soak
 
 
 def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> None:

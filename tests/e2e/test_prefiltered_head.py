@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from examples.tiny_model.expand import Expansion
+from examples.tiny_model.grow import expand_checkpoint
 from tests.e2e.conftest import (
     NUM_TOKENS,
     Reference,
@@ -19,8 +21,6 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.integration.cpu.int8_drafts import has_kernel
 from vllm_mtp.integration.cpu.int8_weights import MAX_FEW_ROWS, multiplies_all_rows
 from vllm_mtp.integration.cpu.prefiltered_head import MIN_WEIGHTS, PrefilteredLogits
-from vllm_mtp.tuning.expand import Expansion
-from vllm_mtp.tuning.grow import expand_checkpoint
 from vllm_mtp.verification.prefilter import Int8Prefilter
 
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.conftest import Reference
 from tests.support.engines import ENGINE_ARGUMENTS
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.tools.demo_servers import Server, ServerGroup, free_ports, http_get
+from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports, http_get
 
 REAL_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 TALKATIVE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "1"}

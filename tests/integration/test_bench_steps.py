@@ -1,4 +1,4 @@
-"""``python -m benchmarks steps`` for real: servers, a JSON file, a picture."""
+"""``python -m benchmarks steps`` for real: engines, a JSON file, a picture."""
 
 import json
 import os
@@ -15,12 +15,12 @@ def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_benchmarks("steps", *arguments, timeout_s=400, env=environ)
 
 
-def test_two_servers_are_compared_step_by_step(tmp_path: Path) -> None:
+def test_two_engines_are_compared_step_by_step(tmp_path: Path) -> None:
     plus = '={"method": "mtp_plus", "controller": "fixed", "num_speculative_tokens": 2'
     result = bench_steps(
         *("--contender", f"kept{plus}}}"),
         *("--contender", f'scrubbed{plus}, "kv_rollback": "scrub"}}'),
-        *("--prompts", "2", "--tokens", "16", "--repeats", "2"),
+        *("--requests", "2", "--request-tokens", "16", "--repeats", "2"),
         *("--output", str(tmp_path)),
     )
     assert result.returncode == 0, result.stderr
@@ -41,7 +41,7 @@ def test_two_servers_are_compared_step_by_step(tmp_path: Path) -> None:
     [
         (["--contender", "a=none"], "contender: a; expected at least two"),
         (["--contender", "a={x"], "contender: 'a={x'; expected NAME=none"),
-        (["--output", "/nowhere"], "output: '/nowhere' is no folder"),
+        (["--output", "/nowhere"], "output: '/nowhere' is not allowed"),
         (["--model", "/nowhere"], "model: '/nowhere' is neither a folder"),
     ],
 )

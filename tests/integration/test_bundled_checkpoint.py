@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 
+from examples.tiny_model.checkpoint import load_model
+from examples.tiny_model.corpus import is_held_out
+from examples.tiny_model.evaluate import AcceptanceCount, replay_acceptance
+from examples.tiny_model.expand import Expansion
+from examples.tiny_model.grow import expand_checkpoint
+from examples.tiny_model.model import MiMoModel
 from tests.support.engines import engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
-from vllm_mtp.tuning.checkpoint import load_model
-from vllm_mtp.tuning.corpus import is_held_out
-from vllm_mtp.tuning.evaluate import AcceptanceCount, replay_acceptance
-from vllm_mtp.tuning.expand import Expansion
-from vllm_mtp.tuning.grow import expand_checkpoint
-from vllm_mtp.tuning.model import MiMoModel
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -196,7 +196,7 @@ def test_the_provenance_names_what_made_the_checkpoint() -> None:
         entry["temperature"] for entry in provenance["measured"] if "drafts" in entry
     }
 
-    assert provenance["command"].startswith("vllm-mtp model train")
+    assert provenance["command"].startswith("python -m examples.tiny_model train")
     assert provenance["seed"] == provenance["plan"]["seed"]
     assert {"python", "torch", "tokenizers"} <= set(provenance["versions"])
     assert len(provenance["corpus"]["sha256_train"]) == 64

@@ -24,7 +24,8 @@ Tensors = dict[str, torch.Tensor]
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code and report."""
-    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    model = arguments or (str(BUNDLED_CHECKPOINT),)
+    result = CliRunner().invoke(app, ["doctor", *model, "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -145,7 +146,10 @@ def test_a_model_that_is_not_there_is_one_sentence(
 def test_standard_output_is_the_report_and_nothing_else() -> None:
     command = str(Path(sys.executable).with_name("vllm-mtp"))
     done = subprocess.run(
-        [command, "doctor", "--json"], capture_output=True, text=True, timeout=120
+        [command, "doctor", str(BUNDLED_CHECKPOINT), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["is_healthy"]

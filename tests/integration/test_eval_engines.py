@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.terminal import hear_ctrl_c
-from vllm_mtp.tools.demo_servers import Server, ServerGroup, free_ports
 from vllm_mtp.tools.eval_file import read_eval_file
+from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports
 
 PROGRAM = str(Path(sys.executable).with_name("vllm-mtp"))
 SIZE = ("--num-prompts", "24", "--max-tokens", "96", "--dtype", "float32")
+MODEL = ("--model", str(BUNDLED_CHECKPOINT))
 ENGINE = ("--max-model-len", "512")
 
 
@@ -38,7 +39,7 @@ def vllm_mtp(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("eval") / "base.json"
-    done = vllm_mtp("eval", str(path), *SIZE, *ENGINE)
+    done = vllm_mtp("eval", str(path), *MODEL, *SIZE, *ENGINE)
     assert done.returncode == 0, done.stderr
     assert "acceptance length" in done.stdout
     return path
@@ -72,7 +73,7 @@ def test_a_damaged_mtp_layer_is_worse_and_a_healthy_one_is_not(
     base: Path, tmp_path: Path
 ) -> None:
     again = tmp_path / "again.json"
-    assert vllm_mtp("eval", str(again), *SIZE, *ENGINE).returncode == 0
+    assert vllm_mtp("eval", str(again), *MODEL, *SIZE, *ENGINE).returncode == 0
     same = vllm_mtp("compare", str(base), str(again))
     assert same.returncode == 0, same.stdout
     # A copy of the same name: in CI both commits serve the same model.
@@ -90,7 +91,7 @@ def test_an_interrupted_evaluation_goes_on_and_ends_like_another(
 ) -> None:
     path = tmp_path / "eval.json"
     partial = tmp_path / "eval.json.partial"
-    command = [PROGRAM, "eval", str(path), *SIZE, *ENGINE]
+    command = [PROGRAM, "eval", str(path), *MODEL, *SIZE, *ENGINE]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

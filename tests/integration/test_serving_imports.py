@@ -34,7 +34,7 @@ assert f"{prefix}v2.speculator" in names
 for name in names:
     importlib.import_module(name)
 print(*sorted(found))
-parts = ("vllm_mtp.tools", "vllm_mtp.cli", "vllm_mtp.tuning", "benchmarks", "tests")
+parts = ("vllm_mtp.tools", "vllm_mtp.cli", "examples", "benchmarks", "tests")
 print(*sorted(name for name in sys.modules if name.startswith(parts)))
 exec("import rich.table", {"__name__": "vllm_mtp.example", "__builtins__": builtins})
 print(*found)

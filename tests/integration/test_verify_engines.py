@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.heldout import BUNDLED_CHECKPOINT
+
 SIZE = (
     *("--num-prompts", "4", "--max-tokens", "24"),
     *("--samples", "200", "--sampled-tokens", "2"),
@@ -42,7 +44,7 @@ def verify(
         paths = [str(plugins), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return subprocess.run(
-        [command, "verify", *SIZE, "--output", str(report)],
+        [command, "verify", str(BUNDLED_CHECKPOINT), *SIZE, "--output", str(report)],
         env=environ,
         capture_output=True,
         text=True,

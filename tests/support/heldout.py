@@ -6,11 +6,10 @@ on and are committed with it, so no test needs the corpus.
 
 import functools
 import json
-from pathlib import Path
 
-import vllm_mtp
+from examples.tiny_model import TINY_MODEL
 
-BUNDLED_CHECKPOINT = Path(vllm_mtp.__file__).parent / "assets" / "mimo-python"
+BUNDLED_CHECKPOINT = TINY_MODEL
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from vllm_mtp.cli.main import app
 from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.request_options import pinned_draft_length
-from vllm_mtp.tools.demo_plan import read_prompt_file
+from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.report_source import read_sources
 
 quickly = settings(
@@ -149,7 +149,7 @@ def test_a_spoilt_trace(
         read_vocabulary_list,
         read_trace,
         lambda path: read_sources([path]),
-        lambda path: read_prompt_file(path, 10, "prompts"),
+        lambda path: load_prompts(path, "m", 10),
     ],
     ids=["vocabulary", "trace", "result", "prompts"],
 )
@@ -217,12 +217,8 @@ def test_a_deep_object_on_the_command_line() -> None:
     "command",
     [
         ("report", "{file}", "--output", "{folder}/page.html"),
-        ("verify", "--prompts", "{file}"),
-        ("verify", "--engine-args", "{{"),
-        ("verify", "--http-requests", "0"),
-        ("verify", "--http-requests", "5", "--seed", "-1"),
-        ("soak", "--minutes", "nan"),
-        ("soak", "--speculative-config", '{{"method": "mtp"}}'),
+        ("verify", "m/m", "--prompts", "{file}"),
+        ("verify", "m/m", "--engine-args", "{{"),
     ],
     ids=" ".join,
 )
@@ -238,7 +234,18 @@ def test_a_command_ends_with_code_2(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[]", b"", NESTED.encode()])
-@pytest.mark.parametrize("command", [("trace", "replay", "--trace"), ("report",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("trace", "replay", "--trace"),
+        ("report",),
+        ("http-fuzz", "--requests", "0", "--output"),
+        ("http-fuzz", "--seed", "-1", "--output"),
+        ("soak", "--minutes", "nan", "--output"),
+        ("soak", "--speculative-config", '{"method": "mtp"}', "--output"),
+    ],
+    ids=" ".join,
+)
 def test_a_benchmark_ends_with_code_2(
     tmp_path: Path, command: tuple[str, ...], content: bytes
 ) -> None:

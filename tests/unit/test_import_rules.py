@@ -14,8 +14,9 @@ from vllm_mtp.cli.program import TOOLS
 
 PACKAGE = Path(__file__).parents[2] / "vllm_mtp"
 BENCHMARKS = PACKAGE.with_name("benchmarks")
+EXAMPLES = PACKAGE.with_name("examples")
 
-NOT_IN_THE_WHEEL = {"benchmarks", "tests", "configs"}
+NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "configs"}
 """A clone has them, an installation has not. Benchmarks may import vllm and us."""
 
 LAYERS = (
@@ -30,7 +31,7 @@ LAYERS = (
         "request_options",
     },
     {"integration"},
-    {"tools", "tuning"},
+    {"tools"},
     {"cli"},
 )
 """From the bottom up: a module imports its own part or a layer below."""
@@ -50,7 +51,6 @@ FORBIDDEN_THIRD_PARTY = {
     "metrics": {"vllm", "torch", *EXTRAS},
     "integration": EXTRAS,
     "tools": {"vllm"},
-    "tuning": {"vllm"},
     "cli": {"vllm", "torch"},
 }
 
@@ -117,8 +117,8 @@ def package_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def benchmark_files() -> list[Path]:
-    return sorted(BENCHMARKS.rglob("*.py"))
+def clone_files() -> list[Path]:
+    return sorted([*BENCHMARKS.rglob("*.py"), *EXAMPLES.rglob("*.py")])
 
 
 def module_name(path: Path) -> str:
@@ -131,8 +131,8 @@ def test_imports_point_downwards(path: Path) -> None:
     assert violations(module_name(path), path.read_text()) == []
 
 
-@pytest.mark.parametrize("path", benchmark_files(), ids=module_name)
-def test_benchmarks_need_no_tests(path: Path) -> None:
+@pytest.mark.parametrize("path", clone_files(), ids=module_name)
+def test_benchmarks_and_examples_need_no_tests(path: Path) -> None:
     roots = {
         name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))
     }
@@ -152,7 +152,7 @@ def test_every_part_of_the_package_has_a_layer() -> None:
         ("vllm_mtp.control.x", "from vllm_mtp.integration.load import compat"),
         ("vllm_mtp.control.x", "from vllm_mtp import kernels"),
         ("vllm_mtp.records", "from vllm_mtp.config import METHOD"),
-        ("vllm_mtp.tools.x", "from vllm_mtp.tuning import model"),
+        ("vllm_mtp.tools.x", "from examples.tiny_model import model"),
         ("vllm_mtp.integration.x", "def f():\n    import scipy.stats"),
         ("vllm_mtp.integration.x", "from vllm_mtp.tools import eval"),
         ("vllm_mtp.metrics.x", "from rich.table import Table"),

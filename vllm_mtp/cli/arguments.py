@@ -7,13 +7,9 @@ import typer
 
 from vllm_mtp.config import ConfigError
 
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-    ),
-]
-"""A checkpoint."""
+_MODEL_HELP = "Folder with a checkpoint, or a hub name."
+ModelArgument = Annotated[str, typer.Argument(help=_MODEL_HELP)]
+ModelOption = Annotated[str, typer.Option(help=_MODEL_HELP)]
 
 ENGINES_INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
 

@@ -6,16 +6,12 @@ from typing import Annotated
 
 import typer
 
+from vllm_mtp.cli.arguments import ModelArgument
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelArgument,
     probe: Annotated[
         bool,
         typer.Option(
@@ -38,7 +34,7 @@ def doctor(
     # What vLLM says on the way is not the report.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted="interrupted"):
         from rich.console import Console

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption, parse_object
+from vllm_mtp.cli.arguments import parse_object
 from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.config import ConfigError
 from vllm_mtp.request_options import AUTO
@@ -17,7 +17,13 @@ INTERRUPTED = (
 
 def evaluate(
     output: Annotated[Path, typer.Argument(help="Evaluation to write (JSON).")],
-    model: ModelOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with a checkpoint, or a hub name; of a server, which of its "
+            "models."
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -50,7 +56,7 @@ def evaluate(
     ] = '{"method": "mtp_plus", "draft_vocab": "full"}',
 ) -> None:
     """Measure acceptance prompt by prompt, to be compared by `vllm-mtp compare`."""
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=INTERRUPTED):
         from rich.console import Console

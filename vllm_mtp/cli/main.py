@@ -7,11 +7,9 @@ from vllm_mtp.cli import (
     demo,
     doctor,
     evaluate,
-    model,
     options,
     plan,
     report,
-    soak,
     verify,
     vocab,
 )
@@ -28,7 +26,5 @@ app.command("eval")(evaluate.evaluate)
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
-app.command()(soak.soak)
 app.command()(verify.verify)
-app.add_typer(model.app)
 app.add_typer(vocab.app)

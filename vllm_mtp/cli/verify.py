@@ -5,17 +5,17 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, names, parse_object
+from vllm_mtp.cli.arguments import (
+    ENGINES_INTERRUPTED,
+    ModelArgument,
+    names,
+    parse_object,
+)
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 
 def verify(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder with a checkpoint, or a hub name. Unset: the bundled one."
-        ),
-    ] = None,
+    model: ModelArgument,
     speculative_config: Annotated[
         str, typer.Option(help="What is verified (JSON), as for `vllm serve`.")
     ] = '{"method": "mtp_plus"}',
@@ -59,13 +59,6 @@ def verify(
             "compared token by token."
         ),
     ] = None,
-    http_requests: Annotated[
-        int | None,
-        typer.Option(
-            help="Random requests over HTTP instead, to a server without speculation "
-            "and to one with it."
-        ),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Of the random requests.")] = 0,
     without: Annotated[
         str,
@@ -92,7 +85,7 @@ def verify(
 
     Exit code 0: shown. 1: not shown, or an engine failed. 2: wrong input.
     """
-    from vllm_mtp.tools.demo_servers import ServerError
+    from vllm_mtp.tools.server_process import ServerError
 
     with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
@@ -121,25 +114,6 @@ def verify(
         from vllm_mtp.tools.verify import run_verification
         from vllm_mtp.tools.verify_options import VerifyOptions
 
-        if http_requests is not None:
-            from vllm_mtp.tools.http_fuzz import HttpFuzzOptions, run_http_fuzz
-
-            found = run_http_fuzz(
-                HttpFuzzOptions(
-                    model=model,
-                    speculative_config=parse_object(
-                        "speculative-config", speculative_config
-                    ),
-                    num_requests=http_requests,
-                    seed=seed,
-                    dtype=dtype,
-                    skipped=names(without),
-                    engine_args=parse_object("engine-args", engine_args),
-                    output=output,
-                ),
-                Console(),
-            )
-            raise typer.Exit(0 if found["is_exact"] else FAILED_EXIT_CODE)
         options = VerifyOptions(
             model=model,
             speculative_config=parse_object("speculative-config", speculative_config),

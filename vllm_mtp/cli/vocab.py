@@ -18,7 +18,7 @@ app = typer.Typer(
 @app.command()
 def build(
     output: Annotated[Path, typer.Argument(help="List to write (JSON).")],
-    model: ModelOption = None,
+    model: ModelOption,
     text: Annotated[
         list[Path] | None,
         typer.Option(

@@ -1,288 +1,360 @@
-"""The demo: `mtp_plus`, vLLM's own `mtp` and no speculation, side by side.
+"""``vllm-mtp demo``: one model with `mtp_plus`, with vLLM's `mtp`, and without either.
 
-Starts one real `vllm serve` for each method, sends the same prompts to all of them in
-turns, and prints the texts, the acceptance and the speeds, whatever they are. It
-leaves nothing behind but the result file that was asked for.
+Starts one ``vllm serve`` after the other and measures each with vLLM's own
+``vllm bench serve``: the same greedy prompts, speed, and acceptance from the server's
+counters. Texts are compared with those of the server that does not speculate.
+
+Result (JSON)::
+
+    methods.<name>     figures of ``vllm bench serve --save-result``, and ``speedup``
+    num_compared       texts that were compared
+    differences        method and number of the prompt of each text that differs
+    options, provenance
 """
 
+import json
 import os
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from openai import APIError, BadRequestError
 from rich.console import Console
+from rich.table import Table
 
-from vllm_mtp.config import ConfigError
-from vllm_mtp.tools.demo_client import Completion, DemoClient, parse_counters
-from vllm_mtp.tools.demo_measure import (
-    Difference,
-    Measurement,
-    Spread,
-    find_differences,
-    run_pass,
-    summarise,
+from vllm_mtp.config import (
+    DEFAULT_FIXED_DRAFT_LENGTH,
+    MAX_DRAFT_LENGTH,
+    METHOD,
+    VLLM_METHOD,
+    ConfigError,
 )
-from vllm_mtp.tools.demo_plan import (
-    DemoOptions,
-    Prompt,
-    ServerSettings,
-    max_prompt_tokens,
-    read_prompts,
-    resolve_model,
-    serve_command,
-    serve_environ,
-    speculative_config,
-)
-from vllm_mtp.tools.demo_servers import (
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import check_fields, check_output, resolve_model
+from vllm_mtp.tools.prompts import load_prompts
+from vllm_mtp.tools.provenance import collect_provenance, gpu_names, write_json
+from vllm_mtp.tools.server_process import (
+    Program,
+    ProgramGroup,
     Server,
-    ServerError,
     ServerGroup,
     exit_on_signals,
     free_ports,
-    http_get,
     log_folder,
+    serve_environ,
 )
-from vllm_mtp.tools.demo_table import (
-    Progress,
-    build_table,
-    print_continuation,
-    print_verdict,
-)
-from vllm_mtp.tools.provenance import collect_provenance, gpu_names, write_json
 
+MAX_MODEL_LEN_TOKENS = 1024
+KV_CACHE_BYTES = 1024**3
+"""Of a server on a CPU, which would otherwise take most of the machine's memory."""
+
+BENCH_TIMEOUT_S = 3600.0
 EXACT_DTYPE = "float32"
-CHAT_QUESTION = "Write a Python function that returns the sum of a list."
+MAX_DIFFERENCES_SHOWN = 3
+FIGURES = (
+    "completed",
+    "failed",
+    "duration",
+    "total_output_tokens",
+    "output_throughput",
+    "mean_ttft_ms",
+    "mean_tpot_ms",
+    "spec_decode_num_drafts",
+    "spec_decode_acceptance_length",
+    "spec_decode_per_position_acceptance_rates",
+)
+"""Of ``vllm bench serve``; those of speculation are missing without it."""
 
 
 @dataclass(frozen=True)
-class DemoResult:
-    """What the demo found.
+class DemoOptions:
+    """What the user chose.
 
     Attributes:
-        measurements: One for each method.
-        differences: Continuations that differ from no speculation.
-        num_compared: Continuations that were compared.
+        model: Folder or hub name.
+        num_prompts: How many at most.
+        max_tokens: Tokens generated for each prompt.
+        concurrency: Requests at a time.
+        draft_tokens: K of vLLM's own `mtp`; `mtp_plus` chooses for itself.
+        dtype: Weights and arithmetic of the servers.
+        start_timeout_s: How long a server may take to answer.
+        serve_args: Further arguments of every ``vllm serve``.
+        output: File for the result (JSON); None for none.
     """
 
-    measurements: dict[str, Measurement]
-    differences: list[Difference]
-    num_compared: int
+    model: str
+    num_prompts: int = 16
+    max_tokens: int = 64
+    concurrency: int = 1
+    draft_tokens: int = DEFAULT_FIXED_DRAFT_LENGTH
+    dtype: str = EXACT_DTYPE
+    start_timeout_s: float = 600.0
+    serve_args: tuple[str, ...] = ()
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check every option.
+
+        Raises:
+            ConfigError: One of them has a value that is not allowed.
+        """
+        limits = {
+            "num_prompts": (1, 10_000),
+            "max_tokens": (2, 512),
+            "concurrency": (1, 64),
+            "draft_tokens": (1, MAX_DRAFT_LENGTH),
+            "start_timeout_s": (1, 86_400),
+        }
+        check_fields(self, limits, {"max_tokens": "tokens"})
+        check_output(self.output)
+
+    @property
+    def configs(self) -> dict[str, dict[str, Any] | None]:
+        """Speculative config by method; the first is what the others are held to."""
+        mtp = {"method": VLLM_METHOD, "num_speculative_tokens": self.draft_tokens}
+        return {NO_SPECULATION: None, VLLM_METHOD: mtp, METHOD: {"method": METHOD}}
 
 
-def is_exact(options: DemoOptions) -> bool:
-    """Whether the texts must agree: in a shorter format rounding may change them."""
-    return options.dtype == EXACT_DTYPE
-
-
-def run_demo(
-    options: DemoOptions, json_path: Path | None, console: Console
-) -> DemoResult:
-    """Run the whole demo; servers are stopped however it ends.
+def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
+    """Measure all methods, print and write; servers are stopped however it ends.
 
     Args:
         options: What the user chose.
-        json_path: File for the result, if wanted.
         console: Where to print.
-
-    Returns:
-        The result, already printed and written.
 
     Raises:
         ConfigError: An option is wrong; nothing was started.
-        ServerError: A server died or did not answer.
+        ServerError: A server or a client failed.
     """
-    start = time.monotonic()
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise ConfigError(f"json: the folder of {str(json_path)!r} does not exist")
     model = resolve_model(options.model)
-    prompts = read_prompts(model, options.num_prompts)
+    texts = [p.plain_text for p in load_prompts(None, model, options.num_prompts)]
     provenance = collect_provenance(sys.argv)
-    hardware = provenance["hardware"]
-    console.print(
-        f"Model: {model}\nMachine: {hardware['num_cores']} cores, {hardware['cpu']}, "
-        f"{', '.join(hardware['gpus']) or 'no GPU'}; load average "
-        f"{hardware['load_average_1min']} before the start",
-        style="dim",
-        markup=False,
-        highlight=False,
-    )
-    with log_folder() as logs, exit_on_signals():
-        session = _Session(options, model, prompts, logs, console)
-        result = session.run()
-    console.print(f"Servers stopped; {time.monotonic() - start:.0f} s altogether.")
-    if json_path is not None:
-        content = result_as_json(options, model, result)
-        write_json(json_path, {**content, "provenance": provenance})
-        console.print(f"Written to {json_path}", markup=False)
+    with log_folder() as scratch, exit_on_signals():
+        prompts = scratch / "prompts.json"
+        prompts.write_text(json.dumps([_as_sharegpt(text) for text in texts]))
+        measured = {
+            method: _measure(method, config, model, scratch, options, console)
+            for method, config in options.configs.items()
+        }
+    result = {**summarise(options, measured), "provenance": provenance}
+    print_demo(result, texts, measured, console)
+    if options.output is not None:
+        write_json(options.output, result)
+        console.print(f"Written to {options.output}", markup=False)
     return result
 
 
-def result_as_json(
-    options: DemoOptions, model: str, result: DemoResult
+def _as_sharegpt(text: str) -> dict[str, Any]:
+    """A prompt in the one format of ``vllm bench serve`` that needs no pandas."""
+    return {"conversations": [{"value": text}, {"value": ""}]}
+
+
+def _measure(
+    method: str,
+    config: dict[str, Any] | None,
+    model: str,
+    scratch: Path,
+    options: DemoOptions,
+    console: Console,
 ) -> dict[str, Any]:
-    """Everything that was printed, and the single figures behind it."""
+    """What ``vllm bench serve`` finds of one server."""
+    on_gpu, (port,) = bool(gpu_names()), free_ports(1)
+    environ = serve_environ(os.environ, scratch, Path(model).is_dir(), on_gpu)
+    command = serve_command(model, config, port, options, on_gpu)
+    server = Server(method, command, port, scratch / f"{method}.log")
+    found = scratch / f"{method}.json"
+    with (
+        _working(f"{method}: starting a server", console) as say,
+        ServerGroup([server], environ) as group,
+    ):
+        group.wait_ready(options.start_timeout_s, say)
+        say(f"{method}: {options.num_prompts} prompts")
+        client = Program(
+            f"the benchmark of {method!r}",
+            bench_command(model, port, found, options),
+            scratch / f"{method}-bench.log",
+        )
+        with ProgramGroup([client], environ):
+            client.wait_done(BENCH_TIMEOUT_S)
+        server.check_alive()
+    result: dict[str, Any] = json.loads(found.read_text())
+    if result["failed"] or not result["completed"]:
+        errors = [error for error in result["errors"] if error] or ["no prompt fits"]
+        raise server.error(f"failed {result['failed']} requests: {errors[0][-300:]}")
+    return result
+
+
+@contextmanager
+def _working(text: str, console: Console) -> Iterator[Any]:
+    """Say what goes on: a line that changes on a terminal, else the first one."""
+    if not console.is_terminal:
+        console.print(text, markup=False, highlight=False)
+    with console.status(text) as status:
+        yield status.update
+
+
+def serve_command(
+    model: str,
+    config: Mapping[str, Any] | None,
+    port: int,
+    options: DemoOptions,
+    on_gpu: bool,
+) -> list[str]:
+    """``vllm serve``. Prefix caching is off: warm-ups must not save work.
+
+    Args:
+        model: Folder or hub name.
+        config: Value of ``--speculative-config``; None without speculation.
+        port: On the loopback interface.
+        options: What the user chose; their ``serve_args`` come last and win.
+        on_gpu: Let vLLM compile and capture graphs.
+    """
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", options.dtype]
+    command += ["--max-model-len", str(max_model_len_tokens(model, options.max_tokens))]
+    command += ["--max-num-seqs", str(options.concurrency), "--served-model-name", "m"]
+    command += ["--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+    if not on_gpu:
+        command += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+    if config is not None:
+        command += ["--speculative-config", json.dumps(config)]
+    return [*command, *options.serve_args]
+
+
+def bench_command(
+    model: str, port: int, result: Path, options: DemoOptions
+) -> list[str]:
+    """``vllm bench serve``, greedy, all answers equally long.
+
+    Args:
+        model: Has the tokenizer.
+        port: Of the server.
+        result: File that it writes, beside ``prompts.json``.
+        options: What the user chose.
+    """
+    prompts = result.with_name("prompts.json")
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    command += ["--base-url", f"http://127.0.0.1:{port}", "--backend", "openai"]
+    command += ["--model", "m", "--served-model-name", "m", "--tokenizer", model]
+    command += ["--dataset-name", "sharegpt", "--dataset-path", str(prompts)]
+    command += ["--sharegpt-output-len", str(options.max_tokens), "--disable-shuffle"]
+    command += ["--num-prompts", str(options.num_prompts), "--no-oversample"]
+    command += ["--max-concurrency", str(options.concurrency), "--temperature", "0"]
+    command += ["--num-warmups", str(2 * options.concurrency), "--ignore-eos"]
+    command += ["--disable-tqdm", "--save-result", "--save-detailed"]
+    command += ["--result-dir", str(result.parent), "--result-filename", result.name]
+    if "--trust-remote-code" in options.serve_args:
+        command.append("--trust-remote-code")
+    return command
+
+
+def max_model_len_tokens(model: str, max_tokens: int) -> int:
+    """Context of the servers: short, but no longer than the checkpoint's own.
+
+    Raises:
+        ConfigError: It leaves no room for a prompt.
+    """
+    config = Path(model) / "config.json"
+    own = None
+    if config.is_file():
+        own = json.loads(config.read_text()).get("max_position_embeddings")
+    context = min(MAX_MODEL_LEN_TOKENS, own or MAX_MODEL_LEN_TOKENS)
+    if max_tokens >= context:
+        raise ConfigError(
+            f"tokens: {max_tokens} leaves no room for a prompt; expected less than the "
+            f"servers' context of {context} tokens"
+        )
+    return context
+
+
+def summarise(
+    options: DemoOptions, measured: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The result's figures: see the top of this file.
+
+    Args:
+        options: What the user chose.
+        measured: What ``vllm bench serve`` saved, by method; no speculation first.
+    """
+    baseline = measured[NO_SPECULATION]
+    expected = baseline["generated_texts"]
     methods = {
-        method: {
-            "tokens_per_s": Spread.of(each.tokens_per_s)._asdict(),
-            "tokens_per_s_of_each_pass": each.tokens_per_s,
-            "speedup": Spread.of(each.speedup)._asdict(),
-            "speedup_of_each_pass": each.speedup,
-            "tokens_per_step": each.counters.tokens_per_step,
-            "survival": each.counters.survival,
-            "counters": each.counters._asdict(),
-        }
-        for method, each in result.measurements.items()
+        method: {name: found[name] for name in FIGURES if name in found}
+        | {"speedup": found["output_throughput"] / baseline["output_throughput"]}
+        for method, found in measured.items()
     }
+    differences = [
+        {"method": method, "prompt": number}
+        for method, found in measured.items()
+        for number, (want, got) in enumerate(
+            zip(expected, found["generated_texts"], strict=True)
+        )
+        if want != got
+    ]
     return {
-        "model": model,
-        "options": asdict(options),
+        "model": options.model,
         "methods": methods,
-        "num_compared": result.num_compared,
-        "differences": [each._asdict() for each in result.differences],
+        "num_compared": len(expected) * (len(measured) - 1),
+        "differences": differences,
+        "is_exact": not differences,
+        "options": json.loads(json.dumps(asdict(options), default=str)),
     }
 
 
-class _Session:
-    """The servers of one demo, their clients and the console."""
+def print_demo(
+    result: Mapping[str, Any],
+    prompts: list[str],
+    measured: Mapping[str, Mapping[str, Any]],
+    console: Console,
+) -> None:
+    """A text, the table, and whether all texts are equal.
 
-    def __init__(
-        self,
-        options: DemoOptions,
-        model: str,
-        prompts: Sequence[Prompt],
-        logs: Path,
-        console: Console,
-    ) -> None:
-        self.options = options
-        self.prompts = prompts
-        self.console = console
-        self.progress = Progress(console)
-        on_gpu = bool(gpu_names())
-        settings = ServerSettings(
-            options.dtype, len(options.methods), options.serve_args, on_gpu
+    Args:
+        result: See the top of this file.
+        prompts: Their texts.
+        measured: What ``vllm bench serve`` saved, by method.
+        console: Where to print.
+    """
+    console.out(prompts[0][-160:], style="dim", highlight=False, end="")
+    console.out(measured[METHOD]["generated_texts"][0], style="green", highlight=False)
+    table = Table()
+    titles = ("method", "tokens/s", "speed-up", "ms/token", "acceptance\nlength")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "method" else "right")
+    table.add_column("accepted %,\nby position")
+    for method, each in result["methods"].items():
+        rates = each.get("spec_decode_per_position_acceptance_rates") or ()
+        length = each.get("spec_decode_acceptance_length")
+        table.add_row(
+            method,
+            f"{each['output_throughput']:.1f}",
+            f"{each['speedup']:.2f}x",
+            f"{each['mean_tpot_ms']:.2f}",
+            f"{length:.2f}" if length else "-",
+            " ".join(f"{100 * rate:.0f}" for rate in rates) or "-",
         )
-        ports = free_ports(len(options.methods))
-        self.servers = {
-            method: Server(
-                method,
-                serve_command(
-                    model, speculative_config(method, options), port, settings
-                ),
-                port,
-                logs / f"{method}.log",
-            )
-            for method, port in zip(options.methods, ports, strict=True)
-        }
-        is_local = Path(model).is_dir()
-        self.environ = serve_environ(os.environ, logs, is_local, on_gpu)
-        prompt_tokens = max_prompt_tokens(model, options)
-        self.clients = {
-            method: DemoClient(server.url, options.max_tokens, prompt_tokens)
-            for method, server in self.servers.items()
-        }
+    console.print(table)
+    console.print(
+        "One server after the other: on a busy machine measure again. Small greedy "
+        "models repeat themselves, which makes drafts easy to accept.",
+        style="dim",
+    )
+    _print_texts(result, console)
 
-    def run(self) -> DemoResult:
-        """Start, measure and stop."""
-        start = time.monotonic()
-        names = ", ".join(self.servers)
-        self.console.print(f"Starting {len(self.servers)} servers: {names}")
-        group = ServerGroup(list(self.servers.values()), self.environ)
-        try:
-            with group:
-                group.wait_ready(self.options.start_timeout_s, self.progress)
-                self.progress.close()
-                elapsed_s = time.monotonic() - start
-                self.console.print(f"All servers answer after {elapsed_s:.0f} s.")
-                return self._measure_or_explain()
-        finally:
-            self.progress.close()
 
-    def _measure_or_explain(self) -> DemoResult:
-        try:
-            warm_up = self._pass(0, "first pass (not timed)")
-            self._show_texts()
-            result = self._measure(warm_up)
-        except (APIError, OSError) as error:
-            for server in self.servers.values():
-                server.check_alive()
-            raise ServerError(f"a request failed: {error}") from error
-        return result
-
-    def _pass(self, number: int, title: str) -> dict[str, list[Completion]]:
-        done = run_pass(
-            self.clients,
-            self.prompts,
-            number,
-            lambda text: self.progress(f"{title}: {text}"),
-        )
-        self.progress.close()
-        return done
-
-    def _show_texts(self) -> None:
-        method, client = list(self.clients.items())[-1]
-        first, last = self.prompts[0], self.prompts[-1]
-        pieces = print_continuation(
-            self.console,
-            f"{method}, streaming, {first.source}",
-            first.text,
-            client.stream(first.text),
-        )
-        self.console.print(f"(streamed in {pieces} pieces)", style="dim")
-        print_continuation(
-            self.console,
-            f"{method}, completion, {last.source}",
-            last.text,
-            [client.complete(last.text).text],
-        )
-        try:
-            answer = client.chat(CHAT_QUESTION)
-        except BadRequestError as error:
-            # A checkpoint without a chat template is not for chatting; vLLM says so.
-            answer = f"(the server refuses to chat: {error.message})"
-        print_continuation(
-            self.console, f"{method}, chat", f"{CHAT_QUESTION}\n", [answer]
-        )
-
-    def _measure(self, warm_up: dict[str, list[Completion]]) -> DemoResult:
-        before = self._read_counters()
-        num_repeats = self.options.num_repeats
-        passes = [
-            self._pass(number, f"timed pass {number}/{num_repeats}")
-            for number in range(1, num_repeats + 1)
-        ]
-        after = self._read_counters()
-        counters = {method: after[method].since(before[method]) for method in after}
-        result = DemoResult(
-            summarise(passes, counters),
-            find_differences([warm_up, *passes], self.prompts),
-            len(self.prompts) * len(self.servers) * (1 + num_repeats),
-        )
-        self._print(result)
-        return result
-
-    def _read_counters(self) -> dict[str, Any]:
-        return {
-            method: parse_counters(http_get(f"{server.url}/metrics"))
-            for method, server in self.servers.items()
-        }
-
-    def _print(self, result: DemoResult) -> None:
-        options = self.options
-        self.console.print()
-        self.console.print(
-            build_table(result.measurements, options.baseline_draft_tokens)
-        )
-        self.console.print(
-            f"{len(self.prompts)} prompts x up to {options.max_tokens} tokens, "
-            f"{options.num_repeats} timed passes, greedy, {options.dtype}, one request "
-            "at a time, the servers in turns; times include the prompt. Greedy small "
-            "models repeat themselves, which makes drafts easy to accept.",
-            style="dim",
-        )
-        print_verdict(self.console, result.differences, result.num_compared)
-        if result.differences and not is_exact(options):
-            self.console.print(f"(In {options.dtype} rounding alone can do that.)")
+def _print_texts(result: Mapping[str, Any], console: Console) -> None:
+    num_compared, differences = result["num_compared"], result["differences"]
+    if not differences:
+        console.print(f"Same greedy text: yes, {num_compared} of {num_compared}.")
+        return
+    console.print(
+        f"Same greedy text: NO, {len(differences)} of {num_compared} differ from "
+        "no speculation:",
+        style="bold red",
+    )
+    for each in differences[:MAX_DIFFERENCES_SHOWN]:
+        console.print(f"  {each['method']}, prompt {each['prompt'] + 1}", markup=False)
+    if result["options"]["dtype"] != EXACT_DTYPE:
+        console.print(f"(In {result['options']['dtype']} rounding alone can do that.)")

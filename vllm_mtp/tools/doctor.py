@@ -24,8 +24,8 @@ from vllm_mtp.integration.load.doctor import (
     model_facts,
 )
 from vllm_mtp.integration.worker.drafting_disabled import MAX_PENDING_BYTES
-from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
 from vllm_mtp.tools.weight_health import Header, examine, read_headers, weight_bytes
 
@@ -54,12 +54,12 @@ class Finding(NamedTuple):
 
 
 def run_doctor(
-    model: str | None, probing: ProbeOptions | None, console: Console | None
+    model: str, probing: ProbeOptions | None, console: Console | None
 ) -> dict[str, Any]:
     """Examine a model and this machine.
 
     Args:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         probing: How to try drafts; None for not at all.
         console: Where to print; None for nowhere.
 

@@ -25,12 +25,16 @@ from rich.console import Console
 from vllm_mtp.acceptance import Interval, expected_acceptance_length, speedup
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.request_options import FLAT_KEY
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.tools.engine_process import (
+    NO_SPECULATION,
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+)
 from vllm_mtp.tools.eval_backends import tokenize_prompts
-from vllm_mtp.tools.eval_prompts import load_prompts
+from vllm_mtp.tools.prompts import load_prompts
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8)
 NUM_CYCLES = 12

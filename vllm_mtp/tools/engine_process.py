@@ -27,9 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from vllm_mtp.tools.demo_servers import ServerError, log_error
 from vllm_mtp.tools.engine_arguments import EngineSize, engine_arguments, engine_environ
 from vllm_mtp.tools.provenance import gpu_names
+from vllm_mtp.tools.server_process import ServerError, log_error
+
+NO_SPECULATION = "none"
+"""Name of the engine that is the target alone."""
 
 MODULE = "vllm_mtp.integration.commanded_engine"
 """Has `obey`, the other end of the pipe."""

@@ -23,7 +23,6 @@ from rich.progress import track
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
 from vllm_mtp.request_options import AUTO
-from vllm_mtp.tools.demo_plan import resolve_model
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.eval_backends import (
     Backend,
@@ -33,10 +32,10 @@ from vllm_mtp.tools.eval_backends import (
 )
 from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_prompts import EvalPrompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import print_eval
-from vllm_mtp.tools.option_checks import check_fields, refuse
+from vllm_mtp.tools.option_checks import check_fields, refuse, resolve_model
+from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
 MAX_CONCURRENCY = 512
@@ -50,7 +49,7 @@ class EvalOptions:
     Attributes:
         output: File to write.
         model: Folder or hub name for an engine of our own; of a server, which of its
-            models; None for the bundled checkpoint, or the only model of the server.
+            models; None for the only one of the server.
         server: Base URL of a running server, up to ``/v1``; None for an engine.
         prompts: See `load_prompts`.
         num_prompts: How many at most; None for all.
@@ -96,6 +95,8 @@ class EvalOptions:
             },
             names={"draft_length": "k", "num_prompts": "num-prompts"},
         )
+        if self.model is None and self.server is None:
+            raise ConfigError("model: name one, or a server that has one")
         if not self.output.parent.is_dir():
             refuse("output", str(self.output), "a file in a folder that exists")
         if self.output.exists():
@@ -119,7 +120,7 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
         ServerError: Our own engine failed.
     """
     if options.server is None:
-        model = resolve_model(options.model)
+        model = resolve_model(options.model or "")
         prompts = load_prompts(options.prompts, model, options.num_prompts)
         with _journal_of(options, model, prompts) as journal:
             missing = journal.missing(prompts)
@@ -151,7 +152,7 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
 
 @contextmanager
 def _journal_of(
-    options: EvalOptions, model: str, prompts: list[EvalPrompt]
+    options: EvalOptions, model: str, prompts: list[Prompt]
 ) -> Iterator[EvalJournal]:
     header = {
         # Where it lies on this machine is nobody else's business.
@@ -168,7 +169,7 @@ def _journal_of(
 
 def _ask(
     backend: Backend,
-    prompts: Sequence[EvalPrompt],
+    prompts: Sequence[Prompt],
     journal: EvalJournal,
     options: EvalOptions,
     console: Console,
@@ -196,7 +197,7 @@ def _ask(
 
 def _finish(
     journal: EvalJournal,
-    prompts: Sequence[EvalPrompt],
+    prompts: Sequence[Prompt],
     options: EvalOptions,
     console: Console,
 ) -> EvalFile:

@@ -10,10 +10,10 @@ from openai import APIConnectionError, APIError, OpenAI
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.request_options import AUTO, FLAT_KEY
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
-from vllm_mtp.tools.eval_prompts import EvalPrompt
+from vllm_mtp.tools.prompts import Prompt
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 REQUEST_TIMEOUT_S = 1800.0
 
@@ -44,9 +44,7 @@ class Sampling(NamedTuple):
 class Backend(Protocol):
     """Answers prompts."""
 
-    def answers(
-        self, prompts: Sequence[EvalPrompt]
-    ) -> Iterator[tuple[EvalPrompt, Answer]]:
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, Answer]]:
         """Each prompt with its answer, in the order in which they end."""
 
 
@@ -90,9 +88,7 @@ class ServerBackend:
             )
         self.model = model or served[0]
 
-    def answers(
-        self, prompts: Sequence[EvalPrompt]
-    ) -> Iterator[tuple[EvalPrompt, Answer]]:
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, Answer]]:
         """See `Backend`."""
         with ThreadPoolExecutor(self._concurrency) as pool, _server_errors(self._url):
             asked = {pool.submit(self._ask, prompt): prompt for prompt in prompts}
@@ -102,7 +98,7 @@ class ServerBackend:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, prompt: EvalPrompt) -> Answer:
+    def _ask(self, prompt: Prompt) -> Answer:
         options: dict[str, Any] = {
             "model": self.model,
             "temperature": self._sampling.temperature,
@@ -154,9 +150,7 @@ class EngineBackend:
         self._engine, self._sampling = engine, sampling
         self._concurrency, self._limit = concurrency, limit
 
-    def answers(
-        self, prompts: Sequence[EvalPrompt]
-    ) -> Iterator[tuple[EvalPrompt, Answer]]:
+    def answers(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, Answer]]:
         """See `Backend`."""
         for first in range(0, len(prompts), self._concurrency):
             batch = prompts[first : first + self._concurrency]
@@ -177,7 +171,7 @@ class EngineBackend:
             "extra_args": self._sampling.pin,
         }
 
-    def _ids(self, prompts: Sequence[EvalPrompt]) -> list[list[int]]:
+    def _ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         found = tokenize_prompts(self._engine, prompts)
         for prompt, ids in zip(prompts, found, strict=True):
             if not 1 <= len(ids) <= self._limit - self._sampling.max_tokens:
@@ -191,7 +185,7 @@ class EngineBackend:
 
 
 def tokenize_prompts(
-    engine: EngineProcess, prompts: Sequence[EvalPrompt]
+    engine: EngineProcess, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
     """Token ids of prompts, in their order; conversations end where an answer begins.
 

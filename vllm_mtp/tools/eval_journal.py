@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tools.eval_file import PromptRecord
-from vllm_mtp.tools.eval_prompts import EvalPrompt
+from vllm_mtp.tools.prompts import Prompt
 
 
 class EvalJournal:
@@ -74,7 +74,7 @@ class EvalJournal:
             self.records[record.id] = record
             self.seconds += entry["seconds"]
 
-    def missing(self, prompts: Sequence[EvalPrompt]) -> list[EvalPrompt]:
+    def missing(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Prompts that are not answered yet."""
         return [prompt for prompt in prompts if prompt.id not in self.records]
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tools.eval_file import PromptRecord
-from vllm_mtp.tools.eval_prompts import EvalPrompt
+from vllm_mtp.tools.prompts import Prompt
 
 METRICS_FLAG = "--per-request-spec-decode-metrics"
 
 
 def record_of(
-    prompt: EvalPrompt,
+    prompt: Prompt,
     metrics: Mapping[str, Any] | None,
     draft_length: int | None,
     num_tokens: int,

@@ -154,9 +154,9 @@ def random_plays(
         num_requests: How many to make.
         without: Kinds of requests to leave out.
     """
-    from vllm_mtp.tools.demo_plan import read_prompts
+    from vllm_mtp.tools.prompts import load_prompts
 
-    texts = [prompt.text for prompt in read_prompts(setting.model, 128)]
+    texts = [prompt.plain_text for prompt in load_prompts(None, setting.model, 128)]
     token_ids = player.ask("tokenize", texts=texts)["token_ids"]
     facts = player.ask("facts")
     max_model_len = min(MAX_MODEL_LEN, facts["max_model_len"])

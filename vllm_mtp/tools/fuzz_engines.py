@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_mtp.tools.demo_servers import ServerError
 from vllm_mtp.tools.engine_process import MODULE, START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.server_process import ServerError
 
 COUNTS = (
     *("drafted", "accepted", "num_steps", "num_preempted"),

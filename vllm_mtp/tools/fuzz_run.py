@@ -25,8 +25,6 @@ from typing import Any
 from rich.console import Console
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.tools.demo_plan import resolve_model
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.fuzz import (
     Failure,
     Findings,
@@ -43,8 +41,15 @@ from vllm_mtp.tools.fuzz_engines import Start, process_starter
 from vllm_mtp.tools.fuzz_requests import KINDS, kinds_of
 from vllm_mtp.tools.fuzz_shrink import MAX_TRIES, Shrinker
 from vllm_mtp.tools.fuzz_ties import sort_out_ties
-from vllm_mtp.tools.option_checks import check_names, refuse
+from vllm_mtp.tools.option_checks import (
+    check_method,
+    check_names,
+    check_output,
+    refuse,
+    resolve_model,
+)
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 MAX_REQUESTS = 1_000_000
 ROUND_REQUESTS = 2000
@@ -57,7 +62,7 @@ class FuzzOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         num_requests: How many to make.
         seed: The same one makes the same; each round has the next one.
         without: Kinds of requests to leave out.
@@ -68,7 +73,7 @@ class FuzzOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     num_requests: int = 2000
     seed: int = 0
     without: tuple[str, ...] = ()
@@ -92,11 +97,8 @@ class FuzzOptions:
             check_names("without", self.without, KINDS)
         if self.axes is not None:
             check_names("engines", self.axes, tuple(AXES))
-        if self.speculative_config.get("method") != METHOD:
-            method = self.speculative_config.get("method")
-            refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
-        if self.output is not None and not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        check_method(self.speculative_config)
+        check_output(self.output)
         if self.request is not None:
             parse_case(self.request)
 
@@ -276,9 +278,7 @@ def case_of(failure: Failure) -> dict[str, Any]:
 
 def command_of(setting: Setting, failure: Failure) -> str:
     """The command that repeats a failure."""
-    words = ["vllm-mtp", "verify"]
-    if setting.model != resolve_model(None):
-        words.append(setting.model)
+    words = ["vllm-mtp", "verify", setting.model]
     if setting.speculative_config != {"method": METHOD}:
         config = json.dumps(setting.speculative_config)
         words += ["--speculative-config", config]

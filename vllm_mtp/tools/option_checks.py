@@ -1,14 +1,18 @@
 """Checks of what a user chose, each with the one sentence that the user reads. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import METHOD, ConfigError
 
 Value = TypeVar("Value", str, int, float)
 Limits = tuple[float, float]
 """The least and the greatest that are allowed."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def refuse(field: str, value: object, allowed: str) -> NoReturn:
@@ -73,3 +77,49 @@ def check_name(field: str, value: str, known: Sequence[str]) -> None:
     """
     if value not in known:
         refuse(field, value, f"one of {', '.join(known)}")
+
+
+def check_output(path: Path | None) -> None:
+    """Check before anything is measured that a result can be written.
+
+    Raises:
+        ConfigError: Its folder does not exist.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        refuse("output", str(path), "a file in a folder that exists")
+
+
+def check_method(config: Mapping[str, object]) -> None:
+    """Check that a speculative config is one of ours.
+
+    Raises:
+        ConfigError: It names another method.
+    """
+    method = config.get("method")
+    if method != METHOD:
+        refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
+
+
+def resolve_model(model: str) -> str:
+    """Find a checkpoint before an engine is started for it.
+
+    Args:
+        model: Folder or hub name.
+
+    Returns:
+        What vLLM is given.
+
+    Raises:
+        ConfigError: The folder is missing or holds no checkpoint.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model: {folder} holds no config.json")
+        return str(folder.resolve())
+    if HUB_NAME.fullmatch(model):
+        return model
+    raise ConfigError(
+        f"model: {str(folder)!r} is neither a folder with a checkpoint nor a name "
+        "on the hub (owner/name)"
+    )

@@ -8,15 +8,11 @@ from pydantic import TypeAdapter
 from vllm_mtp.drafting.vocabulary_list import VocabularyList
 from vllm_mtp.tools.compare import CompareOptions, Comparison, Figure
 from vllm_mtp.tools.compare_report import print_comparison, verdict
-from vllm_mtp.tools.demo_client import SpecCounters
-from vllm_mtp.tools.demo_measure import Difference, Measurement
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
-from vllm_mtp.tools.demo_table import build_table, method_title, print_verdict
 from vllm_mtp.tools.plan import Plan, PlanOptions, Row
 from vllm_mtp.tools.plan_report import draw_plan
 from vllm_mtp.tools.report_page import Body, Cell, PageTable, Picture, Remark, Tone
-from vllm_mtp.tools.report_plots import draw_coverage, draw_probe, draw_spreads
-from vllm_mtp.tools.report_tables import from_rich, printed
+from vllm_mtp.tools.report_plots import draw_coverage, draw_probe
+from vllm_mtp.tools.report_tables import printed
 
 Result = Mapping[str, Any]
 
@@ -176,54 +172,15 @@ def render_verify(result: Result) -> Body:
     from vllm_mtp.tools.verify import verdict as verdict_of_verify
     from vllm_mtp.tools.verify_options import VerifyOptions
 
-    options = VerifyOptions(dtype=result["options"]["dtype"])
+    options = VerifyOptions(
+        result["options"]["model"], dtype=result["options"]["dtype"]
+    )
     found = printed(lambda console: print_report(result, options, console))
     return Body(
         verdict_of_verify(result),
         "good" if result["is_exact"] else "bad",
         tables=found.tables,
         remarks=found.remarks[:-1],  # the last one is the summary
-    )
-
-
-def render_demo(result: Result) -> Body:
-    """Servers side by side."""
-    methods = result["methods"]
-    baseline_k = result["options"]["baseline_draft_tokens"]
-    measured = {
-        name: Measurement(
-            tuple(each["tokens_per_s_of_each_pass"]),
-            tuple(each["speedup_of_each_pass"]),
-            SpecCounters(**each["counters"]),
-        )
-        for name, each in methods.items()
-    }
-    differences = [Difference(**each) for each in result["differences"]]
-    remarks = printed(
-        lambda console: print_verdict(console, differences, result["num_compared"])
-    ).remarks
-    spreads = {
-        method_title(name, baseline_k): {
-            "median": each["speedup"]["median"],
-            "quartiles": (each["speedup"]["minimum"], each["speedup"]["maximum"]),
-            "each": each["speedup_of_each_pass"],
-        }
-        for name, each in methods.items()
-        if name != NO_SPECULATION
-    }
-    gains = (f"{each['median']:.2f} ({name})" for name, each in spreads.items())
-    return Body(
-        f"{result['model']}: of the speed without speculation {', '.join(gains)}. "
-        + remarks[0].text.rstrip(":."),
-        "bad" if differences else "good",
-        [
-            Picture(
-                "Speed over no speculation in every pass; bars: smallest to largest.",
-                lambda: draw_spreads(spreads, "speed, of no speculation", 1.0),
-            )
-        ],
-        [from_rich(build_table(measured, baseline_k))],
-        remarks,
     )
 
 

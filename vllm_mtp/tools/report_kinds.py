@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from vllm_mtp.tools.report_checks import (
     render_compare,
-    render_demo,
     render_doctor,
     render_plan,
     render_verify,
@@ -13,9 +12,7 @@ from vllm_mtp.tools.report_checks import (
 )
 from vllm_mtp.tools.report_eval import render_eval
 from vllm_mtp.tools.report_fuzz import (
-    render_http_requests,
     render_requests,
-    render_soak,
 )
 from vllm_mtp.tools.report_page import Body
 from vllm_mtp.tools.report_source import EVAL, Source
@@ -79,25 +76,6 @@ KINDS: Mapping[str, Kind] = {
         "Whether engines with speculation that are disturbed in many ways answer "
         "random requests as an engine without it does.",
         alone(render_requests),
-    ),
-    "verify HTTP": Kind(
-        "Random requests over HTTP",
-        "vllm-mtp verify --http-requests",
-        "Whether a server with speculation answers random requests as one without "
-        "does.",
-        alone(render_http_requests),
-    ),
-    "soak": Kind(
-        "Soak",
-        "vllm-mtp soak",
-        "What a server holds after a while of every kind of request.",
-        alone(render_soak),
-    ),
-    "demo": Kind(
-        "Side by side",
-        "vllm-mtp demo",
-        "Real servers on the same prompts, taking turns.",
-        alone(render_demo),
     ),
     "vocab build": Kind(
         "Draft vocabulary",

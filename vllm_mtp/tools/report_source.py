@@ -26,7 +26,6 @@ KEYS: dict[str, frozenset[str]] = {
     "verify requests": frozenset({"num_compared", "num_failures", "kinds", "engines"}),
     "verify HTTP": frozenset({"is_exact", "statuses", "held", "verified"}),
     "soak": frozenset({"is_sound", "requests", "memory", "counters"}),
-    "demo": frozenset({"model", "methods", "num_compared", "differences"}),
     "grid": frozenset({"cells", "engines", "overall", "targets"}),
     "rollback": frozenset({"centre", "metadata", "payload", "targets"}),
     "steps": frozenset({"baseline", "contenders", "identical_texts", "options"}),
@@ -41,7 +40,7 @@ KEYS: dict[str, frozenset[str]] = {
 """Keys of each kind; where several fit, the one with the most is meant."""
 COMMANDS = (
     "`vllm-mtp eval`, `compare`, `plan`, `doctor --json`, `verify`, `soak`, "
-    "`demo --json`, `vocab build` or `python -m benchmarks`"
+    "`vocab build` or `python -m benchmarks`"
 )
 JOURNAL_SUFFIXES = (".jsonl", ".partial")
 

@@ -25,16 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.tools.demo_plan import (
-    NO_SPECULATION,
-    read_prompt_file,
-    read_prompts,
-    resolve_model,
-)
-from vllm_mtp.tools.demo_servers import exit_on_signals, log_folder
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.tools.engine_process import (
+    NO_SPECULATION,
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+)
+from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, write_json
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 from vllm_mtp.tools.verify_compare import compare_samples, greedy_differences
 from vllm_mtp.tools.verify_options import SAMPLED_SETTINGS, SEATS, VerifyOptions
 
@@ -78,11 +79,8 @@ def run_verification(options: VerifyOptions, console: Console) -> dict[str, Any]
 
 
 def _read_texts(model: str, options: VerifyOptions) -> list[str]:
-    if options.prompts is None:
-        found = read_prompts(model, options.num_prompts)
-    else:
-        found = read_prompt_file(options.prompts, options.num_prompts, "prompts")
-    return [prompt.text for prompt in found]
+    found = load_prompts(options.prompts, model, options.num_prompts)
+    return [prompt.plain_text for prompt in found]
 
 
 def _ask(

@@ -5,8 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.demo_plan import NO_SPECULATION
-from vllm_mtp.tools.option_checks import check_fields, check_name, refuse
+from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import (
+    check_fields,
+    check_method,
+    check_name,
+    check_output,
+    refuse,
+)
 
 HOSTILE = f"{METHOD}, random K"
 """The same server with draft lengths that nobody would choose: a controller that finds
@@ -41,7 +47,7 @@ class VerifyOptions:
     """What the user chose.
 
     Attributes:
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         speculative_config: What is verified.
         prompts: A ``.jsonl``, one ``text`` a line; None for those of the checkpoint.
         num_prompts: Greedy texts.
@@ -55,7 +61,7 @@ class VerifyOptions:
         output: File for the report (JSON); None for none.
     """
 
-    model: str | None = None
+    model: str
     speculative_config: dict[str, Any] = field(
         default_factory=lambda: {"method": METHOD}
     )
@@ -89,11 +95,8 @@ class VerifyOptions:
         if self.tie_tolerance is not None and not 0 <= self.tie_tolerance <= 10:
             refuse("tie-tolerance", self.tie_tolerance, "a number from 0 to 10")
         check_name("dtype", self.dtype, tuple(TIE_TOLERANCES))
-        if self.speculative_config.get("method") != METHOD:
-            method = self.speculative_config.get("method")
-            refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
-        if self.output is not None and not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        check_method(self.speculative_config)
+        check_output(self.output)
 
     @property
     def tolerance(self) -> float:

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from vllm_mtp.config import ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows, round_num_rows
 from vllm_mtp.drafting.vocabulary_list import VocabularyList, fingerprint
-from vllm_mtp.tools.demo_plan import resolve_model
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
 CHUNK_CHARACTERS = 1 << 20
@@ -40,7 +40,7 @@ class VocabOptions:
 
     Attributes:
         output: The list to write; its picture lies beside it.
-        model: Folder, hub name, or None for the bundled checkpoint.
+        model: Folder or hub name.
         texts: Files to count; of a ``.jsonl`` the field ``text`` of each line.
         prompts: A ``.jsonl`` of prompts; what the target answers is counted.
         max_tokens: Longest answer.
@@ -51,7 +51,7 @@ class VocabOptions:
     """
 
     output: Path
-    model: str | None = None
+    model: str
     texts: tuple[Path, ...] = ()
     prompts: Path | None = None
     max_tokens: int = 256

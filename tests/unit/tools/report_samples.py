@@ -15,10 +15,6 @@ from tests.unit.benchmarks.grid_records import tiny_options, write_journal
 from tests.unit.benchmarks.host_rounds import host_round
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.compare import CompareOptions, compare
-from vllm_mtp.tools.demo import DemoResult, result_as_json
-from vllm_mtp.tools.demo_client import SpecCounters
-from vllm_mtp.tools.demo_measure import Difference, Measurement
-from vllm_mtp.tools.demo_plan import DemoOptions
 from vllm_mtp.tools.doctor_probe import LENGTHS, conclude
 from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
 from vllm_mtp.tools.plan import PlanOptions, make_plan
@@ -129,7 +125,7 @@ def _doctor() -> Mapping[str, Any]:
 
 
 def _verify() -> Mapping[str, Any]:
-    options = VerifyOptions(num_samples=400)
+    options = VerifyOptions("m/m", num_samples=400)
     rng = np.random.default_rng(0)
 
     def engine() -> dict[str, Any]:
@@ -151,19 +147,6 @@ def _verify() -> Mapping[str, Any]:
     target = engine() | {ITSELF: engine()}
     answers = {"none": target, METHOD: engine(), HOSTILE: engine()}
     return summarise_verify(answers, options)
-
-
-def _demo() -> Mapping[str, Any]:
-    counters = SpecCounters(100, 300, 180, (90, 60, 30), 110, 290, 10)
-    nothing = SpecCounters(0, 0, 0, (), 290, 290, 10)
-    measured = {
-        "none": Measurement((100.0, 110.0, 90.0), (1.0, 1.0, 1.0), nothing),
-        "mtp": Measurement((150.0, 170.0, 140.0), (1.5, 1.55, 1.56), counters),
-        METHOD: Measurement((170.0, 180.0, 160.0), (1.7, 1.64, 1.78), counters),
-    }
-    result = DemoResult(measured, [Difference("mtp", "a.py", 7)], 72)
-    content = result_as_json(DemoOptions(), "mimo-python", result)
-    return content | {"provenance": PROVENANCE}
 
 
 def _grid(folder: Path) -> Mapping[str, Any]:
@@ -238,7 +221,6 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "doctor": _doctor,
     "verify": _verify,
     "host": _host,
-    "demo": _demo,
     "vocab build": _vocab_build,
 }
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {

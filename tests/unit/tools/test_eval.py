@@ -9,15 +9,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.main import app
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tools.eval_file import EvalFile
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_prompts import EvalPrompt, load_prompts
 from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import acceptance_length, position_shares, print_eval
+from vllm_mtp.tools.prompts import Prompt, load_prompts
 
-PROMPT = EvalPrompt(id="a", category="code", text="x")
+PROMPT = Prompt(id="a", category="code", text="x")
 
 
 def summary(histogram: list[int], num_draft_tokens: int) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def test_prompts_that_are_none_are_named(
 
 def test_an_interrupted_journal_continues_without_its_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "eval.json.partial"
-    prompts = [EvalPrompt(id=name, text="x") for name in "abc"]
+    prompts = [Prompt(id=name, text="x") for name in "abc"]
     with EvalJournal(path, {"model": "m"}) as journal:
         for prompt in prompts[:2]:
             journal.add(record_of(prompt, summary([1, 1], 2), 1, 4, 1.0), 2.0)
@@ -133,7 +134,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_the_report_has_positions_categories_and_totals() -> None:
     records = tuple(
         record_of(
-            EvalPrompt(id=str(i), category="ab"[i % 2], text="x"),
+            Prompt(id=str(i), category="ab"[i % 2], text="x"),
             summary([4 + i % 3, 3, 2, 1], 3 * (10 + i % 3)),
             3,
             20,
@@ -163,6 +164,7 @@ def test_the_report_has_positions_categories_and_totals() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ([], "model: name one, or a server that has one"),
         (["--k", "17"], "k: 17 is not allowed; must be a number from 1 to 16"),
         (["--k", "many"], "k: 'many' is not allowed; must be 'auto' or a whole number"),
         (["--temperature", "3"], "temperature: 3.0 is not allowed"),
@@ -178,7 +180,8 @@ def test_a_wrong_option_is_one_sentence(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     output = str(tmp_path / "eval.json")
-    result = CliRunner().invoke(app, ["eval", output, *arguments])
+    model = ("--model", str(TINY_MODEL)) if arguments else ()
+    result = CliRunner().invoke(app, ["eval", output, *model, *arguments])
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -188,7 +191,7 @@ def test_a_wrong_option_is_one_sentence(
 def test_an_output_that_exists_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "eval.json"
     path.write_text("mine")
-    result = CliRunner().invoke(app, ["eval", str(path)])
+    result = CliRunner().invoke(app, ["eval", str(path), "--model", str(TINY_MODEL)])
     assert result.exit_code == 2
     assert "exists already" in result.stderr
     assert path.read_text() == "mine"

@@ -164,7 +164,7 @@ def test_every_axis_gets_plays() -> None:
     ],
 )
 def test_wrong_input_is_one_sentence(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["verify", *arguments])
+    result = CliRunner().invoke(app, ["verify", "owner/name", *arguments])
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "Traceback" not in result.output

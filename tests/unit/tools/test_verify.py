@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.main import app
 from vllm_mtp.tools.verify import ITSELF, print_report, summarise, verdict
 from vllm_mtp.tools.verify_compare import Difference, greedy_differences
 from vllm_mtp.tools.verify_options import HOSTILE, SAMPLED_SETTINGS, VerifyOptions
 
-OPTIONS = VerifyOptions(num_samples=400)
+OPTIONS = VerifyOptions("owner/name", num_samples=400)
 
 
 def answer(token_ids: list[int], likeliest: dict[int, float] | None = None) -> Any:
@@ -137,11 +138,12 @@ def test_the_tables_name_every_engine_and_setting() -> None:
         (["--engine-args", "[]"], "engine-args: '[]' is not allowed; must be a JSON"),
         (["--output", "/nowhere/report.json"], "must be a file in a folder that"),
         (["--prompts", "/nowhere.jsonl"], "prompts: /nowhere.jsonl cannot be read"),
-        (["no/such/model"], "is neither a folder with a checkpoint nor a name"),
+        ([], "is neither a folder with a checkpoint nor a name"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["verify", *arguments])
+    model = str(TINY_MODEL) if arguments else "no/such/model"
+    result = CliRunner().invoke(app, ["verify", model, *arguments])
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -150,6 +152,8 @@ def test_a_wrong_option_is_one_sentence(arguments: list[str], words: str) -> Non
 def test_a_line_that_is_no_prompt_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"text": "a"}\n{"txt": "b"}\n')
-    result = CliRunner().invoke(app, ["verify", "--prompts", str(path)])
+    result = CliRunner().invoke(
+        app, ["verify", str(TINY_MODEL), "--prompts", str(path)]
+    )
     assert result.exit_code == 2
-    assert f"prompts: {path}:2 is no prompt" in result.stderr
+    assert f"prompts: {path}:2: neither text nor messages" in result.stderr

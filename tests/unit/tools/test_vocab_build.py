@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from examples.tiny_model import TINY_MODEL
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.vocabulary import BUNDLED_TOKENIZER_SHA256
 from vllm_mtp.cli.main import app
@@ -47,7 +48,9 @@ def test_a_coverage_decides_how_many_are_needed() -> None:
 def test_a_list_is_made_from_text(tmp_path: Path) -> None:
     text = StringIO()
     output = tmp_path / "list.json"
-    options = VocabOptions(output, texts=(HELDOUT, Path(__file__)), coverage=0.95)
+    options = VocabOptions(
+        output, str(TINY_MODEL), texts=(HELDOUT, Path(__file__)), coverage=0.95
+    )
     build_vocabulary(options, Console(file=text, width=80))
     listed = read_vocabulary_list(output)
     assert listed.vocab_size == 16384
@@ -87,7 +90,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     Path("broken.jsonl").write_text("no\n")
     Path("binary.txt").write_bytes(b"\xff\xfe\x80")
     Path("other.jsonl").write_text(json.dumps({"name": "x"}))
-    result = CliRunner().invoke(app, ["vocab", "build", "list.json", *arguments])
+    model = () if "--model" in arguments else ("--model", str(TINY_MODEL))
+    command = ["vocab", "build", "list.json", *model, *arguments]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 2, result.output
     assert words in result.output
     assert not Path("list.json").exists()
@@ -103,4 +108,4 @@ def test_prompts_are_texts_or_messages(tmp_path: Path) -> None:
 
 def test_an_output_folder_must_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in a folder that does not exist"):
-        VocabOptions(tmp_path / "no" / "list.json", texts=(HELDOUT,))
+        VocabOptions(tmp_path / "no" / "list.json", "m/m", texts=(HELDOUT,))

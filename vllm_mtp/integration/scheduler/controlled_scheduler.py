@@ -28,7 +28,6 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
-from vllm_mtp.integration.scheduler.batch import Batch, batch_of
 from vllm_mtp.integration.scheduler.controllers import controller_of
 from vllm_mtp.integration.scheduler.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.scheduler.messages import (
@@ -36,9 +35,16 @@ from vllm_mtp.integration.scheduler.messages import (
     report_of,
     warn_lost,
 )
-from vllm_mtp.integration.scheduler.pending_counts import Backfill, PendingCounts
 from vllm_mtp.integration.scheduler.request_traits import TraitsOfRequests
-from vllm_mtp.integration.scheduler.step_records import StepRecord, StepRecords
+from vllm_mtp.integration.scheduler.scheduler.batch import Batch, batch_of
+from vllm_mtp.integration.scheduler.scheduler.pending_counts import (
+    Backfill,
+    PendingCounts,
+)
+from vllm_mtp.integration.scheduler.scheduler.step_records import (
+    StepRecord,
+    StepRecords,
+)
 from vllm_mtp.integration.scheduler.undecided_steps import UndecidedSteps
 from vllm_mtp.integration.worker import drafting_disabled
 from vllm_mtp.metrics.stats import FAILED

@@ -15,7 +15,7 @@ from vllm_mtp.drafting.confidence import confidences_of, take_first_choice
 from vllm_mtp.drafting.early_stop import EarlyStop
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.scheduler.messages import ScoredDraftTokenIds
-from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate
+from vllm_mtp.integration.worker.worker.draft_model_gate import DraftModelGate
 from vllm_mtp.records import StopRule
 
 

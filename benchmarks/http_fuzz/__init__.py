@@ -1,0 +1,1 @@
+"""Random requests over HTTP, to servers with and without speculation."""

@@ -1,0 +1,1 @@
+"""Examples, in a clone: the tiny model and how it is trained."""

@@ -1,0 +1,6 @@
+"""A tiny MTP model, and how it is trained and expanded. Never imports vLLM."""
+
+from pathlib import Path
+
+TINY_MODEL = Path(__file__).with_name("mimo-python")
+"""Its checkpoint: trained on the standard library of CPython, 12 MB."""

@@ -1,1 +1,0 @@
-"""Making of MTP models: corpus, training, expansion. Never imports vLLM."""
