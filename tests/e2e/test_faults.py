@@ -265,15 +265,15 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(
     environ = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with ServerGroup([server], environ) as group:
         group.wait_ready(timeout_s=300, report=lambda line: None)
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
         assert server._process is not None
         family = psutil.Process(server._process.pid).children(recursive=True)
         names = [" ".join(each.cmdline()) for each in family]
         workers = [p for p, name in zip(family, names, strict=True) if "Worker" in name]
         engines = [p for p, name in zip(family, names, strict=True) if "Engine" in name]
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
         os.kill((workers or engines)[0].pid, signal.SIGKILL)
         for thread in threads:
             thread.join(timeout=60)

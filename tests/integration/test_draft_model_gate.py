@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers.linear import LinearBase
-from vllm_mtp.integration.worker.worker.draft_model_gate import (
+
+from vllm_mtp.integration.worker.draft_model_gate import (
     DraftModelGate,
     gate_of,
     kv_only_layer,

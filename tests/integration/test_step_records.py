@@ -3,14 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_mtp.integration.scheduler.scheduler.pending_counts import (
+
+from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.integration.scheduler.pending_counts import (
     Backfill,
     PendingCounts,
 )
-from vllm_mtp.integration.scheduler.scheduler.step_records import StepRecords
-
-from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.integration.scheduler.scheduler import step_records
+from vllm_mtp.integration.scheduler.step_records import StepRecords
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 

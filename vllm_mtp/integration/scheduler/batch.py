@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from vllm_mtp.integration.scheduler.pending_counts import PendingCounts
 from vllm_mtp.integration.scheduler.request_traits import TraitsOfRequests
-from vllm_mtp.integration.scheduler.scheduler.pending_counts import PendingCounts
 from vllm_mtp.records import DecodeRequest, StepOutcome
 
 

@@ -28,6 +28,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
+from vllm_mtp.integration.scheduler.batch import Batch, batch_of
 from vllm_mtp.integration.scheduler.controllers import controller_of
 from vllm_mtp.integration.scheduler.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.scheduler.messages import (
@@ -35,13 +36,12 @@ from vllm_mtp.integration.scheduler.messages import (
     report_of,
     warn_lost,
 )
-from vllm_mtp.integration.scheduler.request_traits import TraitsOfRequests
-from vllm_mtp.integration.scheduler.scheduler.batch import Batch, batch_of
-from vllm_mtp.integration.scheduler.scheduler.pending_counts import (
+from vllm_mtp.integration.scheduler.pending_counts import (
     Backfill,
     PendingCounts,
 )
-from vllm_mtp.integration.scheduler.scheduler.step_records import (
+from vllm_mtp.integration.scheduler.request_traits import TraitsOfRequests
+from vllm_mtp.integration.scheduler.step_records import (
     StepRecord,
     StepRecords,
 )

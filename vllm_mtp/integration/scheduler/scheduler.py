@@ -14,7 +14,7 @@ from vllm_mtp.integration.scheduler.messages import (
     report_of,
     warn_lost,
 )
-from vllm_mtp.integration.scheduler.scheduler.step_records import StepRecord
+from vllm_mtp.integration.scheduler.step_records import StepRecord
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts
 from vllm_mtp.records import RequestOutcome
 

@@ -43,13 +43,13 @@ from vllm_mtp.integration.v1.passes import PASS_ATTRIBUTES
 from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 from vllm_mtp.integration.v1.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.v1.shadow_drafts import ShadowTest, show_sampled_rows
+from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
 from vllm_mtp.integration.worker.draft_sampling import (
     tests_shadow_drafts,
     verifies_blocks,
 )
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
-from vllm_mtp.integration.worker.worker.draft_model_gate import DraftModelGate, gate_of
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
 
@@ -249,7 +249,7 @@ class _MTPPlusDrafter(
         positions = super()._update_positions_dependent_metadata(
             positions, common_attn_metadata, *args
         )
-        if self.rollback.scrubs:
+        if self.rollback.scrubs and not self.has_stopped:
             if self._draft_slots is None:
                 num_steps = self.speculative_config.num_speculative_tokens - 1
                 num_slots = num_steps * self.max_batch_size

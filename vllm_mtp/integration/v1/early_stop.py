@@ -15,7 +15,7 @@ from vllm_mtp.drafting.confidence import confidences_of, take_first_choice
 from vllm_mtp.drafting.early_stop import EarlyStop
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.scheduler.messages import ScoredDraftTokenIds
-from vllm_mtp.integration.worker.worker.draft_model_gate import DraftModelGate
+from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate
 from vllm_mtp.records import StopRule
 
 
@@ -50,6 +50,11 @@ class StopsEarly(SpecDecodeBaseProposer):
         """The weights are loaded."""
         self.stops_early = may_stop_early(self.vllm_config) and self.gate is not None
 
+    @property
+    def has_stopped(self) -> bool:
+        """The drafts of the step that is under way are long enough."""
+        return self.gate is not None and self.gate.is_closed
+
     def begin_drafts(self, request_ids: list[str]) -> None:
         """The draft loop of a step begins."""
         self._drafts = None
@@ -67,10 +72,11 @@ class StopsEarly(SpecDecodeBaseProposer):
         draft_token_ids: torch.Tensor,
     ) -> torch.Tensor:
         """The draft tokens that were made before it was closed."""
-        if self.gate is None or not self.gate.is_closed:
+        if not self.has_stopped:
             return draft_token_ids
-        self.gate.is_closed = False
+        assert self.gate is not None
         assert self._drafts is not None
+        self.gate.is_closed = False
         depth = len(self._drafts.confidences)
         if self._last_draft_probs is not None:
             self._last_draft_probs = self._last_draft_probs[:, :depth].contiguous()
@@ -79,7 +85,7 @@ class StopsEarly(SpecDecodeBaseProposer):
     def _sample_draft_tokens(
         self, hidden_states: torch.Tensor, sampling_metadata: object
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.gate is not None and self.gate.is_closed:
+        if self.has_stopped:
             return self._last_sampled
         sampled = super()._sample_draft_tokens(hidden_states, sampling_metadata)
         if self._drafts is not None and self._drafts.are_long_enough:
@@ -90,7 +96,7 @@ class StopsEarly(SpecDecodeBaseProposer):
     def _update_positions_dependent_metadata(
         self, positions: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if self.gate is not None and self.gate.is_closed:
+        if self.has_stopped:  # no further slots are written
             return positions
         return super()._update_positions_dependent_metadata(positions, *args, **kwargs)
 

@@ -9,7 +9,7 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_mtp.integration.v1.steps_without_drafts import metadata_without_drafts
-from vllm_mtp.integration.worker.worker.reports import Reports
+from vllm_mtp.integration.worker.reports import Reports
 
 RUNNER_ATTRIBUTES = (
     "_draft_token_ids",

@@ -25,7 +25,7 @@ from vllm.v1.worker.gpu.spec_decode.utils import get_drafter_hidden_states
 from vllm_mtp.control.catching_up import caught_up_now
 from vllm_mtp.drafting.pending_tokens import BackfillPass, PendingTokens
 from vllm_mtp.integration.worker import drafting_disabled
-from vllm_mtp.integration.worker.worker.draft_model_gate import DraftModelGate, gate_of
+from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
 
 BACKFILL_ATTRIBUTES = ("hidden_states", "input_buffers", "max_num_tokens")
 

@@ -7,7 +7,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 from vllm_mtp.integration.v2.listed_logprobs import score_listed_tokens
-from vllm_mtp.integration.worker.worker.reports import Reports
+from vllm_mtp.integration.worker.reports import Reports
 
 RUNNER_ATTRIBUTES = (
     "batch_sharder",
