@@ -4,7 +4,7 @@ import pytest
 
 from vllm_mtp.integration.load import compat
 from vllm_mtp.integration.load.compat import CompatibilityError
-from vllm_mtp.integration.load.seam import Seam
+from vllm_mtp.integration.load.seams import Seam
 
 
 @pytest.mark.parametrize("seam", compat.SEAMS, ids=lambda seam: seam.path)

@@ -28,7 +28,7 @@ from tests.support.watch import play_script, scheduler_of
 from vllm_mtp.config import METHOD
 from vllm_mtp.integration.load import compat, engine_args
 from vllm_mtp.integration.load.compat import CompatibilityError
-from vllm_mtp.integration.load.seam import Seam
+from vllm_mtp.integration.load.seams import Seam
 from vllm_mtp.integration.load.settings import SETTINGS_KEY
 from vllm_mtp.integration.load.wrapping import is_wrapped, unwrap
 from vllm_mtp.integration.observe import response_metrics, stat_logger

@@ -139,6 +139,22 @@ def test_benchmarks_and_examples_need_no_tests(path: Path) -> None:
     assert not roots & {"tests", "configs"}
 
 
+@pytest.mark.parametrize("path", [*package_files(), *benchmark_files()], ids=str)
+def test_every_module_that_is_imported_exists(path: Path) -> None:
+    """Also where an engine or a GPU would be needed to find out."""
+    root = PACKAGE.parent
+    for name in imported_modules(ast.parse(path.read_text())):
+        parts = name.split(".")
+        if parts[0] not in ("vllm_mtp", "benchmarks") or len(parts) < 3:
+            continue
+        # Of `from a.b import c` either a.b is a module or a.b.c is.
+        module, inner = root.joinpath(*parts[:-1]), root.joinpath(*parts)
+        found = (module.with_suffix(".py"), inner.with_suffix(".py"))
+        packages = (module / "__init__.py", inner / "__init__.py")
+        holds = packages[0].is_file() and f"{parts[-1]}" in packages[0].read_text()
+        assert any(map(Path.is_file, (*found, packages[1]))) or holds, name
+
+
 def test_every_part_of_the_package_has_a_layer() -> None:
     parts = {part_of(module_name(path)) for path in package_files()} - {""}
     assert parts <= set().union(*LAYERS)

@@ -1,6 +1,6 @@
 """What this package relies on in vLLM: every symbol and signature, checked at start.
 
-``seams.py`` is the whole list. A symbol that is gone, has lost a parameter or is no
+``seams.toml`` is the whole list. A symbol that is gone, has lost a parameter or is no
 function or class any more is named together with the installed version, before any
 weight is loaded, instead of failing in the middle of a step. So is one whose parameters
 are hidden by somebody's decorator without ``functools.wraps``.
@@ -16,8 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.integration.load.seam import Seam
-from vllm_mtp.integration.load.seams import SEAMS
+from vllm_mtp.integration.load.seams import SEAMS, Seam
 
 SUPPORTED_VLLM = SpecifierSet(">=0.32,<0.34", prereleases=True)
 """Same range as in pyproject.toml; a test keeps the two equal."""

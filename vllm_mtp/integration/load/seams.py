@@ -1,38 +1,45 @@
-"""Every symbol of vLLM that this package is built on, with the parameters it uses.
+"""Every symbol of vLLM that this package is built on: read from ``seams.toml``."""
 
-Data alone: ``compat.check`` looks at it when an engine starts. Those of every engine
-and of either runner have files of their own, ``seams_*.py``.
-"""
+import tomllib
+from importlib.resources import files
+from typing import NamedTuple, Self
 
-from vllm_mtp.integration.load.seam import Seam
-from vllm_mtp.integration.load.seams_core import CORE
-from vllm_mtp.integration.load.seams_v1 import V1
-from vllm_mtp.integration.load.seams_v2 import V2
+_DATA_MARK = "= "
 
-_CPU: tuple[Seam, ...] = (
-    # Weights in 8 bits (cpu/int8_weights.py)
-    Seam("cpu", "vllm._custom_ops.onednn_scaled_int8_quant", ("input",)),
-    Seam(
-        "cpu",
-        "vllm._custom_ops.onednn_scaled_mm",
-        (
-            "dnnl_handler",
-            "x",
-            "output",
-            "input_scale",
-            "input_zp",
-            "input_zp_adj",
-            "bias",
-        ),
-    ),
-    Seam(
-        "cpu",
-        "vllm.model_executor.kernels.linear.scaled_mm.cpu.CPUInt8ScaledMMLinearKernel"
-        ".process_weights_for_onednn",  # sets the handler and the adjustment
-        ("layer",),
-    ),
-    # CPU (cpu/worker.py)
-    Seam("cpu", "vllm.v1.worker.cpu_worker.CPUWorker.init_device"),
-)
 
-SEAMS: tuple[Seam, ...] = (*CORE, *V1, *V2, *_CPU)
+class Seam(NamedTuple):
+    """One symbol of vLLM and the parameter names that we pass or override."""
+
+    group: str
+    """``core`` or what needs it: ``v1``, ``v2``, ``cpu``."""
+    path: str
+    """Dotted module path, then attribute path."""
+    parameters: tuple[str, ...] = ()
+    is_data: bool = False
+    """A constant or a property: read, not called."""
+
+    @property
+    def is_class(self) -> bool:
+        """Subclassed or built by us; its name has capitals, as all of vLLM's."""
+        return not self.is_data and self.path.rpartition(".")[2][0].isupper()
+
+    @classmethod
+    def parse(cls, group: str, text: str) -> Self:
+        """From ``path``, ``path(parameter, ...)`` or ``= path`` of data."""
+        path, _, parameters = text.removeprefix(_DATA_MARK).partition("(")
+        names = tuple(parameters.removesuffix(")").split(", ")) if parameters else ()
+        return cls(group, path, names, text.startswith(_DATA_MARK))
+
+
+def read_seams() -> tuple[Seam, ...]:
+    """All of them, in the file's order."""
+    text = files(__package__).joinpath("seams.toml").read_text(encoding="utf-8")
+    return tuple(
+        Seam.parse(group, symbol)
+        for group, parts in tomllib.loads(text).items()
+        for part in parts
+        for symbol in part["symbols"]
+    )
+
+
+SEAMS = read_seams()
