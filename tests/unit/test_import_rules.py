@@ -139,13 +139,13 @@ def test_benchmarks_and_examples_need_no_tests(path: Path) -> None:
     assert not roots & {"tests", "configs"}
 
 
-@pytest.mark.parametrize("path", [*package_files(), *benchmark_files()], ids=str)
+@pytest.mark.parametrize("path", [*package_files(), *clone_files()], ids=str)
 def test_every_module_that_is_imported_exists(path: Path) -> None:
     """Also where an engine or a GPU would be needed to find out."""
     root = PACKAGE.parent
     for name in imported_modules(ast.parse(path.read_text())):
         parts = name.split(".")
-        if parts[0] not in ("vllm_mtp", "benchmarks") or len(parts) < 3:
+        if parts[0] not in ("vllm_mtp", "benchmarks", "examples") or len(parts) < 3:
             continue
         # Of `from a.b import c` either a.b is a module or a.b.c is.
         module, inner = root.joinpath(*parts[:-1]), root.joinpath(*parts)
