@@ -34,7 +34,7 @@ COMMITTED = {
     "off": RESULTS / "control" / f"off-{XEON}",
     "replay": RESULTS / "control" / "replay.json",
     "verify requests": RESULTS / "fuzz" / "v1-100.json",
-    "verify HTTP": RESULTS / "fuzz" / "http.json",
+    "http-fuzz": RESULTS / "fuzz" / "http.json",
     "soak": RESULTS / "fuzz" / "soak.json",
 }
 """Results of this repository, by name: a new one beside them changes no test."""
@@ -226,7 +226,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {
     "grid": _grid,
     "drafting": _drafting,
-    "vocab compare": _vocab_compare,
+    "vocabulary": _vocab_compare,
 }
 
 
