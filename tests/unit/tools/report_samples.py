@@ -110,7 +110,7 @@ def _doctor() -> Mapping[str, Any]:
             ],
             "decode_seconds": 200 * per_step_s,
             "decode_steps": 200,
-            "decode_split_seconds": {"draft": 200 * 0.001 * draft_length},
+            "draft_seconds": 200 * 0.001 * draft_length,
         }
 
     return {
