@@ -1,33 +1,25 @@
 """``python -m benchmarks report``: as ``vllm-mtp report``, of benchmarks, too."""
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from vllm_mtp.cli.errors import errors_to_exit_codes
+from vllm_mtp.cli.report import OutputOption, ResultsArgument
 
 
-def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RESULT...",
-            help="JSON that a benchmark or a command of vllm-mtp wrote.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[Path, typer.Option(help="Page to write (HTML).")] = Path(
-        "report.html"
-    ),
-) -> None:
-    """Make one page of results: pictures, tables and where they come from.
+def report(results: ResultsArgument = None, output: OutputOption = None) -> None:
+    """Show results of benchmarks and of vllm-mtp's commands as Markdown.
 
-    Exit code 0: written. 2: a file is no result, or the page cannot be written.
+    Exit code 0: shown. 2: a file is no result, or the report cannot be written.
     """
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         # matplotlib takes a second to import.
         from benchmarks.report import KINDS
-        from vllm_mtp.tools.report import run_report
+        from vllm_mtp.tools.report import make_report, write_report
 
-        typer.echo(f"Written: {run_report(results or [], output, KINDS)}")
+        paths = results or []
+        text = make_report(paths, KINDS)
+        if output is None:
+            typer.echo(text)
+            return
+        write_report(text, output, paths)
+        typer.echo(f"Written: {output}")

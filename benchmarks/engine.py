@@ -1,23 +1,34 @@
 """The engine of the benchmarks: as `CommandedEngine`, told more.
 
-Further commands and arguments::
+Further commands::
 
-    {"command": "begin", ..., "timed": "host", "cached": [[ids], ...]}
-    {"command": "step", "seconds": 0.08, "core": 1}
+    {"command": "begin", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
+     "concurrency": 4, "timed": "host", "cached": [[ids], ...]}
+    {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
+    {"command": "result"}
     {"command": "round", "waves": ..., "concurrency": 4}    begin, all steps, result
 """
 
+import gc
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vllm_mtp.integration import commanded_engine
-from vllm_mtp.integration.commanded_engine import CommandedEngine
-from vllm_mtp.integration.step_split import Parts, wrapping
+import torch
+from vllm.platforms import current_platform
+
+from benchmarks.engine_round import Round
+from benchmarks.step_split import Parts, timed_parts, wrapping
+from vllm_mtp.integration.commands import commanded_engine
+from vllm_mtp.integration.commands.commanded_engine import CommandedEngine
+from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+from vllm_mtp.integration.observe.step_metrics import StepMetrics
 
 SCHEDULE, UPDATE, WORKER = "schedule", "update", "worker"
 HOST_PARTS = (SCHEDULE, UPDATE, WORKER)
@@ -26,7 +37,22 @@ HOST_PARTS = (SCHEDULE, UPDATE, WORKER)
 class BenchEngine(CommandedEngine):
     """An engine that is compared with others, step by step."""
 
-    COMMANDS = (*CommandedEngine.COMMANDS, "round")
+    COMMANDS = (*CommandedEngine.COMMANDS, "begin", "step", "result", "round")
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Start the engine.
+
+        Args:
+            arguments: Of vLLM's ``EngineArgs``.
+        """
+        super().__init__(arguments)
+        self._cores = os.sched_getaffinity(0)
+        self._round: Round | None = None
+        self._timers = ExitStack()
+
+    def facts(self) -> dict[str, Any]:
+        """What the parent needs to know of the engine."""
+        return super().facts() | _memory()
 
     def begin(
         self,
@@ -38,9 +64,10 @@ class BenchEngine(CommandedEngine):
         """Take a round's requests; none of them runs yet.
 
         Args:
-            waves: See `CommandedEngine.begin`; ``sampling`` may also hold an
-                ``allowed_range``, first and last token id.
-            concurrency: See there.
+            waves: Requests: ``prompt`` (token ids), ``sampling`` (of
+                ``SamplingParams``, and an ``allowed_range``, first and last token id).
+            concurrency: Requests in the engine; as one ends the next begins, and a
+                wave begins when the last is over.
             timed: ``parts`` of a step, or ``host``, the CPU time of the thread that
                 does it all: also time those, which costs a little.
             cached: Beginnings of prompts, of whole blocks, that are all there will be
@@ -48,9 +75,14 @@ class BenchEngine(CommandedEngine):
         """
         if cached is not None:
             self._fill_prefix_cache(cached)
-        super().begin(waves, concurrency, timed)
-        if timed == "host":
-            assert self._round is not None
+        _share_one_core(self._cores)
+        gc.collect()
+        self.totals.clear()
+        self._round = Round(self.engine, self.add_request, waves, concurrency)
+        if timed == "parts":
+            parts = timed_parts(self._runner, self._counters())
+            self._round.parts = self._timers.enter_context(parts)
+        elif timed == "host":
             core = self.engine.engine_core.engine_core
             self._round.parts = self._timers.enter_context(timed_host(core))
         return {}
@@ -62,13 +94,28 @@ class BenchEngine(CommandedEngine):
             seconds: How long to go on after the first step.
             core: Where to run, see ``grid/turns.py``; None: where it is.
         """
+        assert self._round is not None, "step before begin"
         if core is not None:
             os.sched_setaffinity(0, {core})
-        return super().step(seconds)
+        is_done = not self._round.step(after_pause=True)
+        end_s = self._round.clock.seconds + seconds
+        while not is_done and self._round.clock.seconds < end_s:
+            is_done = not self._round.step()
+        return {"is_done": is_done, "seconds": self._round.clock.seconds}
 
     def result(self) -> dict[str, Any]:
         """What was counted in the round, which is over."""
-        return super().result() | {"draft_columns": self._draft_columns()}
+        assert self._round is not None, "result before begin"
+        ended, self._round = self._round, None
+        self._timers.close()
+        return {
+            **asdict(ended.clock),
+            **asdict(self.totals),
+            "texts_sha256": ended.texts_sha256(),
+            "decode_split_seconds": ended.parts and ended.parts.seconds,
+            "draft_columns": self._draft_columns(),
+            **_memory(),
+        }
 
     def round(
         self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
@@ -107,6 +154,17 @@ class BenchEngine(CommandedEngine):
         if prompts:
             self.generate(prompts)
 
+    def _counters(self) -> Iterator[tuple[Any, Sequence[str]]]:
+        """What counts steps for our metrics, in the scheduler and in the front end."""
+        metrics = getattr(
+            self.engine.engine_core.engine_core.scheduler, "metrics", None
+        )
+        if isinstance(metrics, StepMetrics):
+            yield metrics, StepMetrics.STEP_METHODS
+        for each in self.engine.logger_manager.stat_loggers:
+            if isinstance(each, MTPPlusStatLogger):
+                yield each, ("record",)
+
     def _draft_columns(self) -> int | None:
         """Tokens that our MTP layers choose among now; None where nobody says."""
         try:
@@ -114,6 +172,24 @@ class BenchEngine(CommandedEngine):
         except AttributeError:  # the workers are other processes
             return None
         return getattr(drafter, "num_draft_columns", None)
+
+
+def _share_one_core(cores: set[int]) -> None:
+    """Run on the core that all compared engines share, if they compute on one.
+
+    A process tends to stay on the core where it is, and the cores of a virtual machine
+    have different neighbours: one may be a third slower than the other for a second or
+    for minutes, which would be taken for the contender's own speed.
+    Only for rounds: who asks for texts alone may have others at work on this machine.
+    """
+    if current_platform.is_cpu() and torch.get_num_threads() == 1:
+        os.sched_setaffinity(0, {max(cores)})
+
+
+def _memory() -> dict[str, int]:
+    """Largest memory of this process so far."""
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_rss_bytes": 1024 * peak_kib}
 
 
 def _allowed_token_ids(first: int, last: int, is_v2: bool) -> list[int]:

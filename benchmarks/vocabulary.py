@@ -179,7 +179,7 @@ def _play(
         ]
         found = engine.ask("generate", requests=requests)
         tokens = Counter(t for each in found["answers"] for t in each["token_ids"])
-        played.append((1 + found["accepted"] / max(1, found["drafts"]), tokens))
+        played.append((1 + found["accepted"] / max(1, found["num_drafts"]), tokens))
     return played
 
 

@@ -48,7 +48,7 @@ def play_together(
     Args:
         group: Holds them.
         names: Of the engines; the first begins.
-        waves: Requests, see ``integration/commanded_engine.py``.
+        waves: Requests, see ``integration/commands/commanded_engine.py``.
         concurrency: Requests at a time.
         timed: What of a step to time apart.
         cached: All that the prefix caches hold when it begins; None: what they do.

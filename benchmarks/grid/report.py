@@ -134,7 +134,7 @@ def _overall_table(result: Mapping[str, Any]) -> Table:
         )
     pairs = {
         "without speculation": overall["again_over_none"],
-        f"with {PLUS}": overall["plus_again_over_plus"],
+        f"with {PLUS}": overall.get("plus_again_over_plus"),
     }
     table.caption = "; ".join(
         f"two engines {what} differ: {min(again['each']):.3f} to "

@@ -24,8 +24,9 @@ Tensors = dict[str, torch.Tensor]
 
 def doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code and report."""
-    model = arguments or (str(BUNDLED_CHECKPOINT),)
-    result = CliRunner().invoke(app, ["doctor", *model, "--json"])
+    has_model = bool(arguments) and not arguments[0].startswith("--")
+    model = () if has_model else (str(BUNDLED_CHECKPOINT),)
+    result = CliRunner().invoke(app, ["doctor", *model, *arguments, "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 

@@ -183,3 +183,16 @@ def test_a_closed_gate_hands_the_hidden_states_back() -> None:
     assert output.tolist() == [[7.0, 7.0]] * 3
     gate.is_closed = False
     assert run(model)[1] == [1, 1, 1, 1]
+
+
+def test_a_closed_gate_returns_as_many_as_the_model() -> None:
+    class Both(Layer):
+        def forward(self, *, hidden_states: torch.Tensor) -> Any:
+            return super().forward(hidden_states=hidden_states), hidden_states
+
+    model = Both()
+    gate = DraftModelGate(model)
+    run(model)
+    gate.is_closed = True
+    first, second = run(model)[0]
+    assert torch.equal(first, second)

@@ -43,7 +43,7 @@ print(*found)
 
 def test_serving_imports_no_tools_and_no_commands() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *TOOLS, "ray"],
+        [sys.executable, "-c", SCRIPT, *TOOLS, "jinja2", "matplotlib", "ray"],
         capture_output=True,
         text=True,
         timeout=300,

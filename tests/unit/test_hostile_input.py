@@ -18,7 +18,7 @@ from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.request_options import pinned_draft_length
 from vllm_mtp.tools.prompts import load_prompts
-from vllm_mtp.tools.report_source import read_sources
+from vllm_mtp.tools.report import make_report
 
 quickly = settings(
     max_examples=60,
@@ -148,7 +148,7 @@ def test_a_spoilt_trace(
     [
         read_vocabulary_list,
         read_trace,
-        lambda path: read_sources([path]),
+        lambda path: make_report([path]),
         lambda path: load_prompts(path, "m", 10),
     ],
     ids=["vocabulary", "trace", "result", "prompts"],
@@ -216,7 +216,7 @@ def test_a_deep_object_on_the_command_line() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("report", "{file}", "--output", "{folder}/page.html"),
+        ("report", "{file}", "--output", "{folder}/report.md"),
         ("verify", "m/m", "--prompts", "{file}"),
         ("verify", "m/m", "--engine-args", "{{"),
     ],

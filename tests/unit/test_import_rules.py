@@ -36,7 +36,7 @@ LAYERS = (
 )
 """From the bottom up: a module imports its own part or a layer below."""
 
-EXTRAS = {*TOOLS, "ray"}
+EXTRAS = {*TOOLS, "jinja2", "matplotlib", "ray"}
 """Serving does without; `tests/integration/test_serving_imports.py` sees it run."""
 
 FORBIDDEN_THIRD_PARTY = {

@@ -54,8 +54,7 @@ def test_serving_requires_no_tools_and_a_clone_has_them_all() -> None:
     assert "vllm-mtp[tools]" in extras["dev"]
     installed = (ROOT / "configs" / "environment" / "dev.txt").read_text().splitlines()
     listed = names([line for line in installed if not line.startswith("#")])
-    # torch, which everybody has, requires jinja2 itself.
-    assert set(TOOLS) - {"jinja2"} <= set(listed)
+    assert set(TOOLS) <= set(listed)
 
 
 @pytest.mark.parametrize("missing", TOOLS)

@@ -44,9 +44,7 @@ def plan(
         str, typer.Option(help="Requests at a time, comma-separated.")
     ] = "1,4,16,64,256",
     context: Annotated[int, typer.Option(help="Tokens of every request.")] = 2048,
-    output: Annotated[
-        Path | None, typer.Option(help="Also write this JSON, and a .png beside it.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write this JSON.")] = None,
 ) -> None:
     """Compute which draft length pays, and up to which batch."""
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):

@@ -6,7 +6,7 @@ Serving needs none of `TOOLS`, so an installation may be without them.
 import sys
 from importlib.util import find_spec
 
-TOOLS = ("typer", "rich", "matplotlib", "scipy", "jinja2")
+TOOLS = ("typer", "rich", "scipy")
 """Of the extra ``tools`` in pyproject.toml."""
 MISSING_EXIT_CODE = 2
 

@@ -7,28 +7,32 @@ import typer
 
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
-
-def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RESULT...",
-            help="JSON that eval, compare, plan, doctor --json, verify, soak, "
-            "demo --json or vocab build wrote; evaluations of one model are shown "
-            "side by side, the first is what others are compared with.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[Path, typer.Option(help="Page to write (HTML).")] = Path(
-        "report.html"
+ResultsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="RESULT...",
+        help="JSON that eval, compare, plan, doctor --json, verify or vocab build "
+        "wrote.",
+        show_default=False,
     ),
-) -> None:
-    """Make one page of results: pictures, tables and where they come from.
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="File to write (Markdown). Unset: print it.")
+]
 
-    Exit code 0: written. 2: a file is no result, or the page cannot be written.
+
+def report(results: ResultsArgument = None, output: OutputOption = None) -> None:
+    """Show results as Markdown: what their commands print, and where they come from.
+
+    Exit code 0: shown. 2: a file is no result, or the report cannot be written.
     """
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
-        # matplotlib takes a second to import.
-        from vllm_mtp.tools.report import run_report
+        from vllm_mtp.tools.report import make_report, write_report
 
-        typer.echo(f"Written: {run_report(results or [], output)}")
+        paths = results or []
+        text = make_report(paths)
+        if output is None:
+            typer.echo(text)
+            return
+        write_report(text, output, paths)
+        typer.echo(f"Written: {output}")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_mtp.cli.arguments import ModelOption
+from vllm_mtp.cli.arguments import ENGINES_INTERRUPTED, ModelOption
 from vllm_mtp.cli.errors import errors_to_exit_codes
 
 app = typer.Typer(
@@ -52,7 +52,9 @@ def build(
 
     Serve with it: --speculative-config '{"method":"mtp_plus","draft_vocab":"FILE"}'.
     """
-    with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
+    from vllm_mtp.tools.server_process import ServerError
+
+    with errors_to_exit_codes(ServerError, interrupted=ENGINES_INTERRUPTED):
         from rich.console import Console
 
         from vllm_mtp.tools.vocab_build import VocabOptions, build_vocabulary

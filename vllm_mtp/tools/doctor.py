@@ -81,7 +81,7 @@ def run_doctor(
         "provenance": collect_provenance(sys.argv),
     }
     if console is not None:
-        _print(findings, console)
+        print_findings(findings, console)
     return report
 
 
@@ -197,7 +197,8 @@ def _is_healthy(findings: Sequence[Finding]) -> bool:
     return all(each.level != "problem" for each in findings)
 
 
-def _print(findings: list[Finding], console: Console) -> None:
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """A line for each, and a sentence."""
     for each in findings:
         line = Text.assemble(
             (f"{each.level:8}", COLOURS[each.level]), f"{each.topic}: {each.text}"

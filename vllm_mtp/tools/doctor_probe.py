@@ -44,7 +44,6 @@ MAX_SECONDS = 120.0
 """Of further rounds with the longest drafts, for survival."""
 PROMPT_TOKENS, REQUEST_TOKENS = 256, 64
 SHORT_STEP_S = 0.01
-WITHOUT_PAUSE_S = 60.0
 NEXT_TO_NOTHING = 0.1
 """First-position acceptance that no intact MTP layer has on ordinary text."""
 _AS_GOOD = 0.98
@@ -190,10 +189,7 @@ def _play(
         "extra_args": {FLAT_KEY: draft_length},
     }
     wave = [{"prompt": list(prompt), "sampling": sampling} for prompt in prompts]
-    engine.ask("begin", waves=[wave], concurrency=len(prompts), timed="parts")
-    while not engine.ask("step", seconds=WITHOUT_PAUSE_S)["is_done"]:
-        pass
-    return engine.ask("result")
+    return engine.ask("generate", requests=wave, times_drafting=True)
 
 
 def conclude(rounds: Mapping[int, Rounds], further: Rounds) -> ProbeResult:
@@ -252,5 +248,4 @@ def _step_s(figures: Mapping[str, Any]) -> float:
 
 
 def _draft_s(figures: Mapping[str, Any]) -> float:
-    split = figures["decode_split_seconds"]
-    return float(split["draft"] / figures["decode_steps"]) if split else 0.0
+    return (figures["draft_seconds"] or 0.0) / float(figures["decode_steps"])

@@ -1,9 +1,9 @@
 """Engines in processes of their own, told what to do through a pipe.
 
 What eval, verify, its fuzzer, doctor's probe and the benchmarks start and ask; the
-other end is ``integration/commanded_engine.py``. Each process leads a session of its
-own, so Ctrl-C reaches only the command, which then stops them all; an engine also ends
-by itself when the command is gone.
+other end is ``integration/commands/commanded_engine.py``. Each process leads a session
+of its own, so Ctrl-C reaches only the command, which then stops them all; an engine
+also ends by itself when the command is gone.
 
 Processes are forked from one that has imported vLLM already: that takes 10 to 20 s of a
 core, and engines on a CPU share few. The process they are forked from imports and does
@@ -34,7 +34,7 @@ from vllm_mtp.tools.server_process import ServerError, log_error
 NO_SPECULATION = "none"
 """Name of the engine that is the target alone."""
 
-MODULE = "vllm_mtp.integration.commanded_engine"
+MODULE = "vllm_mtp.integration.commands.commanded_engine"
 """Has `obey`, the other end of the pipe."""
 IMPORTS_LOG = "imports.log"
 """What vLLM prints when it is imported, beside the logs of engines."""
@@ -188,7 +188,7 @@ class EngineGroup:
 def _start_process(
     log: Path, environ: Mapping[str, str], module: str
 ) -> tuple[BaseProcess, Connection]:
-    """Start a process that obeys commands; see ``integration/commanded_engine.py``.
+    """Start a process that obeys commands (``commands/commanded_engine.py``).
 
     Args:
         log: File for what it prints.

@@ -11,7 +11,12 @@ from openai import APIConnectionError, APIError, OpenAI
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.request_options import AUTO, FLAT_KEY
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.tools.engine_process import (
+    NO_SPECULATION,
+    START_TIMEOUT_S,
+    EngineGroup,
+    EngineProcess,
+)
 from vllm_mtp.tools.prompts import Prompt
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
@@ -25,6 +30,8 @@ class Answer(NamedTuple):
     """vLLM's ``metrics.speculative_decoding``."""
     num_tokens: int
     seconds: float
+    token_ids: Sequence[int] = ()
+    """Of an engine of our own."""
 
 
 class Sampling(NamedTuple):
@@ -159,8 +166,11 @@ class EngineBackend:
             ]
             found = self._engine.ask("generate", requests=requests)["answers"]
             for prompt, answer in zip(batch, found, strict=True):
-                num_tokens = len(answer["token_ids"])
-                yield prompt, Answer(answer["metrics"], num_tokens, answer["seconds"])
+                ids = answer["token_ids"]
+                yield (
+                    prompt,
+                    Answer(answer["metrics"], len(ids), answer["seconds"], ids),
+                )
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -178,8 +188,7 @@ class EngineBackend:
                 raise ConfigError(
                     f"prompts: {prompt.id!r} has {len(ids)} tokens; allowed are 1 to "
                     f"{self._limit - self._sampling.max_tokens}, so that "
-                    f"{self._sampling.max_tokens} more fit into {self._limit} "
-                    "(--max-model-len)"
+                    f"{self._sampling.max_tokens} more fit into {self._limit}"
                 )
         return found
 
@@ -207,25 +216,23 @@ def tokenize_prompts(
 
 @contextmanager
 def started_engine(
-    size: EngineSize, config: Mapping[str, Any], sampling: Sampling
+    size: EngineSize, config: Mapping[str, Any] | None, sampling: Sampling
 ) -> Iterator[EngineBackend]:
     """An engine that is gone when the block ends.
 
     Args:
         size: Model and room for requests.
-        config: Speculative config.
+        config: Speculative config; None without speculation.
         sampling: Of every request.
 
     Raises:
         ServerError: It did not start.
     """
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        engine = group.launch(
-            METHOD,
-            dict(config),
-            size,
-            logs,
-            per_request_spec_decode_metrics="detailed",
+        metrics = (
+            {} if config is None else {"per_request_spec_decode_metrics": "detailed"}
         )
+        name = NO_SPECULATION if config is None else METHOD
+        engine = group.launch(name, config, size, logs, **metrics)
         engine.answer(START_TIMEOUT_S)
         yield EngineBackend(engine, sampling, size.max_num_seqs, size.max_model_len)

@@ -22,7 +22,7 @@ COUNTS = (
 
 
 class Engine(Protocol):
-    """Obeys the commands of ``integration/commanded_engine.py``."""
+    """Obeys the commands of ``integration/commands/commanded_engine.py``."""
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Send a command and wait for the answer."""

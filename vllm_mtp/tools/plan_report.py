@@ -1,4 +1,4 @@
-"""A plan as tables, as a picture and as JSON."""
+"""A plan as tables and as JSON."""
 
 import sys
 from collections.abc import Sequence
@@ -6,14 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.tools.plan import Plan, PlanOptions, Row, make_plan
-from vllm_mtp.tools.provenance import collect_provenance, replacing, write_json
-
-DPI = 130
+from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 _OF_ALL = (
     "; all requests accept alike and use the same K; positions after the last given "
@@ -46,16 +43,13 @@ def assumptions(options: PlanOptions) -> str:
 def run_plan(
     options: PlanOptions, output: Path | None, console: Console
 ) -> dict[str, Any]:
-    """Compute, print and, if a file is named, write JSON and a picture beside it."""
+    """Compute, print and, if a file is named, write JSON."""
     plan = make_plan(options)
     result = as_json(plan, options)
     print_plan(plan, options, console)
     if output is not None:
         write_json(output, result)
-        with replacing(output.with_suffix(".png")) as pending:
-            draw_plan(plan, options).savefig(pending, format="png", dpi=DPI)
-        written = f"{output}, {output.with_suffix('.png')}"
-        console.print(f"Written: {written}", markup=False)
+        console.print(f"Written: {output}", markup=False)
     return result
 
 
@@ -117,24 +111,3 @@ def _until(stops_paying_at: int | None) -> str:
     if stops_paying_at == 1:
         return "Speculation does not pay at any batch."
     return f"Speculation stops paying at batch {stops_paying_at}."
-
-
-def draw_plan(plan: Plan, options: PlanOptions) -> Figure:
-    """Speedup over K, a line for each batch."""
-    figure = Figure(figsize=(6.5, 4), layout="constrained")
-    axes = figure.subplots()
-    for batch in plan.best:
-        rows = [row for row in plan.rows if row.batch == batch]
-        label = "measured times" if options.is_measured else f"batch {batch}"
-        axes.plot(
-            [row.draft_length for row in rows],
-            [row.speedup for row in rows],
-            marker="o",
-            label=label,
-        )
-    axes.axhline(1.0, color="grey", linestyle="--")
-    axes.set_xlabel("draft length K")
-    axes.set_ylabel("speedup over no speculation")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure

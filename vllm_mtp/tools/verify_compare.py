@@ -11,7 +11,7 @@ from vllm_mtp.tools.homogeneity import (
 )
 
 Answer = Mapping[str, Any]
-"""``token_ids`` and ``logprobs``, see ``integration/commanded_engine.py``."""
+"""``token_ids`` and ``logprobs``, see ``integration/commands/commanded_engine.py``."""
 
 
 class Difference(NamedTuple):

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -25,11 +23,16 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from vllm_mtp.config import ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows, round_num_rows
 from vllm_mtp.drafting.vocabulary_list import VocabularyList, fingerprint
+from vllm_mtp.tools.engine_arguments import EngineSize
+from vllm_mtp.tools.eval_backends import Sampling, started_engine
 from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
 CHUNK_CHARACTERS = 1 << 20
-DPI = 130
+MAX_MODEL_LEN_TOKENS = 2048
+SEATS = 8
+"""Answers at a time."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -39,7 +42,7 @@ class VocabOptions:
     """What the user chose.
 
     Attributes:
-        output: The list to write; its picture lies beside it.
+        output: The list to write.
         model: Folder or hub name.
         texts: Files to count; of a ``.jsonl`` the field ``text`` of each line.
         prompts: A ``.jsonl`` of prompts; what the target answers is counted.
@@ -91,11 +94,13 @@ class ModelVocabulary:
         size: Of the vocabulary, rows without a token included.
         always: Token ids that must be in a list.
         tokenizer: Of transformers.
+        max_model_len: Tokens of a prompt and its answer, in an engine of ours.
     """
 
     size: int
     always: frozenset[int]
     tokenizer: Any
+    max_model_len: int = MAX_MODEL_LEN_TOKENS
 
 
 def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
@@ -118,20 +123,15 @@ def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
         ids = model.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         counts += np.bincount(ids, minlength=model.size)
     if options.prompts is not None:
-        for ids in _generate(name, options):
+        for ids in _generate(name, model.max_model_len, options):
             counts += np.bincount(ids, minlength=model.size)
     if not counts.any():
         raise ConfigError("text: there is not a single token in it")
     listed = build_list(counts, model, options.size, options.coverage)
     with replacing(options.output) as pending:
         pending.write_text(listed.model_dump_json() + "\n")
-    picture = options.output.with_suffix(".png")
-    with replacing(picture) as pending:
-        draw_coverage(counts, len(listed.token_ids)).savefig(
-            pending, format="png", dpi=DPI
-        )
     _print(counts, listed, console)
-    console.print(f"Written: {options.output}, {picture}", markup=False)
+    console.print(f"Written: {options.output}", markup=False)
     return listed
 
 
@@ -177,45 +177,6 @@ def choose_token_ids(
     # In the order of their counts, those that must be there first of all.
     places = np.argsort(~is_always, kind="stable")[:size]
     return by_count[np.sort(places)]
-
-
-def draw_coverage(counts: Counts, size: int) -> Figure:
-    """Share of the counted tokens that lists of each size cover."""
-    covered = np.cumsum(-np.sort(-counts)) / counts.sum()
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(np.arange(1, len(counts) + 1), covered)
-    axes.axvline(size, color="C1", label=f"{size} rows: {covered[size - 1]:.2%}")
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("rows of the draft head")
-    axes.set_ylabel("of the counted tokens")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    return figure
-
-
-def read_prompts(path: Path) -> list[Any]:
-    """Prompts of a file: a text each, or a list of messages.
-
-    Raises:
-        ConfigError: A line is neither.
-    """
-    prompts = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        record = _parse_line(line, f"{path}:{number}")
-        prompt = record.get("messages") or record.get("text") or record.get("prompt")
-        if not isinstance(prompt, str | list):
-            raise ConfigError(
-                f"prompts: {path}:{number} has neither text, prompt nor messages"
-            )
-        prompts.append(prompt)
-    if not prompts:
-        raise ConfigError(f"prompts: {path} holds no prompt")
-    return prompts
 
 
 def _check_size(size: int | None, vocab_size: int) -> None:
@@ -267,7 +228,13 @@ def read_model(name: str) -> ModelVocabulary:
     with suppress(OSError):  # not every model has one
         ends |= _end_ids(GenerationConfig.from_pretrained(name))
     size = int(config.vocab_size)
-    return ModelVocabulary(size, frozenset(i for i in ends if i < size), tokenizer)
+    longest = getattr(config, "max_position_embeddings", MAX_MODEL_LEN_TOKENS)
+    return ModelVocabulary(
+        size,
+        frozenset(i for i in ends if i < size),
+        tokenizer,
+        min(longest, MAX_MODEL_LEN_TOKENS),
+    )
 
 
 def _end_ids(config: Any) -> set[int]:
@@ -275,15 +242,13 @@ def _end_ids(config: Any) -> set[int]:
     return set(ids) if isinstance(ids, list) else {ids} - {None}
 
 
-def _generate(model: str, options: VocabOptions) -> list[list[int]]:
-    assert options.prompts is not None
-    prompts = read_prompts(options.prompts)
-    # Starting vLLM takes a while: only where it is needed.
-    from vllm_mtp.integration.generate import generate_token_ids
-
-    return generate_token_ids(
-        model, prompts, options.max_tokens, options.temperature, options.dtype
-    )
+def _generate(model: str, max_model_len: int, options: VocabOptions) -> list[list[int]]:
+    """What the target answers, as token ids."""
+    prompts = load_prompts(options.prompts, model, None)
+    sampling = Sampling(None, options.temperature, options.max_tokens)
+    size = EngineSize(model, max_model_len, SEATS, options.dtype)
+    with started_engine(size, None, sampling) as engine:
+        return [list(answer.token_ids) for _, answer in engine.answers(prompts)]
 
 
 def _print(counts: Counts, listed: VocabularyList, console: Console) -> None:

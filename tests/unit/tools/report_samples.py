@@ -34,7 +34,7 @@ COMMITTED = {
     "off": RESULTS / "control" / f"off-{XEON}",
     "replay": RESULTS / "control" / "replay.json",
     "verify requests": RESULTS / "fuzz" / "v1-100.json",
-    "verify HTTP": RESULTS / "fuzz" / "http.json",
+    "http-fuzz": RESULTS / "fuzz" / "http.json",
     "soak": RESULTS / "fuzz" / "soak.json",
 }
 """Results of this repository, by name: a new one beside them changes no test."""
@@ -110,7 +110,7 @@ def _doctor() -> Mapping[str, Any]:
             ],
             "decode_seconds": 200 * per_step_s,
             "decode_steps": 200,
-            "decode_split_seconds": {"draft": 200 * 0.001 * draft_length},
+            "draft_seconds": 200 * 0.001 * draft_length,
         }
 
     return {
@@ -226,7 +226,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {
     "grid": _grid,
     "drafting": _drafting,
-    "vocab compare": _vocab_compare,
+    "vocabulary": _vocab_compare,
 }
 
 

@@ -18,7 +18,7 @@ def figures(draft_length: int, survival: list[float]) -> dict[str, Any]:
         "accepted_per_position": [steps * s for s in survival[:draft_length]],
         "decode_seconds": steps * per_step,
         "decode_steps": steps,
-        "decode_split_seconds": {"draft": steps * DRAFT_STEP_S * draft_length},
+        "draft_seconds": steps * DRAFT_STEP_S * draft_length,
     }
 
 
@@ -57,7 +57,7 @@ def test_next_to_no_acceptance_is_a_problem() -> None:
 
 def test_a_runner_that_cannot_be_split_has_no_draft_cost() -> None:
     unsplit = {
-        k: [each | {"decode_split_seconds": None} for each in figures_of]
+        k: [each | {"draft_seconds": None} for each in figures_of]
         for k, figures_of in rounds(0.5).items()
     }
     assert conclude(unsplit, []).draft_cost == 0.0

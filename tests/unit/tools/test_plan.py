@@ -81,7 +81,6 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
     assert "Assumed:" in result.stdout
     written = json.loads(path.read_text())
     assert set(written["best"]) == {"1", "512"}
-    assert path.with_suffix(".png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

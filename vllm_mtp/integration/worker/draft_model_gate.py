@@ -43,7 +43,8 @@ class DraftModelGate:
         self.can_be_kv_only = layer is not None
         self._is_kv_only = False
         self._has_written = False
-        self._wrap(model, "forward", self._begins_closed, _hidden_states_given)
+        self._returns_tuple = False
+        self._wrap_model(model)
         if layer is not None:
             self._note_writes(layer.impl)
             skips = self._skips
@@ -55,9 +56,20 @@ class DraftModelGate:
                 elif isinstance(module, MoERunnerInterface):
                     self._wrap(module, "forward", skips, _hidden_states_given)
 
-    def _begins_closed(self) -> bool:
-        self._has_written = False
-        return self.is_closed
+    def _wrap_model(self, model: nn.Module) -> None:
+        forward = model.forward
+
+        def gated(*args: Any, hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+            if self.is_closed:
+                # Some families return what the head reads and what comes back in apart.
+                same = hidden_states
+                return (same, same) if self._returns_tuple else same
+            self._has_written = False
+            output = forward(*args, hidden_states=hidden_states, **kwargs)
+            self._returns_tuple = isinstance(output, tuple)
+            return output
+
+        model.forward = gated
 
     def _skips(self) -> bool:
         return self._is_kv_only and self._has_written

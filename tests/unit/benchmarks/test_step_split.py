@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_mtp.integration.step_split import DRAFT, VERIFY, timed_parts
+from benchmarks.step_split import DRAFT, VERIFY, timed_parts
 
 
 class Runner:

@@ -1,19 +1,16 @@
 """An engine in a process of its own that is told what to do.
 
-The other end of ``tools/engine_process.py``: eval, verify, doctor and the benchmarks
-ask such engines. ``obey`` receives commands through a pipe and answers each; what vLLM
-prints goes to standard error. It returns on ``stop``, and when the other end is closed,
-so that no engine outlives a command that was killed::
+The other end of ``tools/engine_process.py``: eval, verify, doctor and vocab ask such
+engines; ``benchmarks/engine.py`` adds commands. ``obey`` receives commands through a
+pipe and answers each; what vLLM prints goes to standard error. It returns on ``stop``,
+and when the other end is closed, so that no engine outlives a command that was killed::
 
     {"command": "start", "engine": {...}}    arguments of vLLM's EngineArgs
     {"command": "facts"}                                    again
     {"command": "tokenize", "texts": [...]}
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
-    {"command": "begin", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
-     "concurrency": 4, "timed": "parts"}
-    {"command": "step", "seconds": 0.08}                    until is_done, then
-    {"command": "result"}
-    {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...]}
+    {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...],
+     "times_drafting": true}
     {"command": "play", "requests": [...], "is_undisturbed": false, "seed": 0}
     {"command": "stop"}
 
@@ -22,14 +19,12 @@ is asked of it is what a server asks: new tokens after every step, no text.
 """
 
 import gc
-import os
-import resource
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
@@ -39,14 +34,51 @@ from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.sample import rejection_sampler
 
 from vllm_mtp.integration.cpu import workarounds
-from vllm_mtp.integration.engine_round import Round, Totals
 from vllm_mtp.integration.fuzz.engine import async_scheduling_on_cpu, engine_args, play
-from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
-from vllm_mtp.integration.observe.step_metrics import StepMetrics
-from vllm_mtp.integration.step_split import timed_parts
+
+
+@dataclass
+class Totals(StatLoggerBase):
+    """What vLLM's own statistics say, summed over the steps of a round."""
+
+    num_drafts: int = 0
+    """Verifications of a request that had draft tokens."""
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    num_preempted: int = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if iteration_stats is not None:
+            self.num_preempted += iteration_stats.num_preempted_reqs
+        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
+        if drafts is not None:
+            self.num_drafts += drafts.num_drafts
+            _add(self.drafted_per_position, drafts.num_draft_tokens_per_pos)
+            _add(self.accepted_per_position, drafts.num_accepted_tokens_per_pos)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.__init__()  # type: ignore[misc]
+
+
+def _add(sums: list[int], values: Sequence[int]) -> None:
+    """Add, position by position, in place; ``values`` may be the longer one."""
+    sums.extend([0] * (len(values) - len(sums)))
+    for position, value in enumerate(values):
+        sums[position] += value
 
 
 class CommandedEngine:
@@ -54,7 +86,6 @@ class CommandedEngine:
 
     COMMANDS: ClassVar[tuple[str, ...]] = (
         *("facts", "tokenize", "tokenize_chats", "generate", "play"),
-        *("begin", "step", "result"),
     )
     """Methods that may be asked for."""
 
@@ -71,13 +102,10 @@ class CommandedEngine:
                 stat_loggers=[lambda config, index: self.totals],
             )
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
-        # all contenders get it (see mends.py). Now: starting installs the faulty one.
+        # all contenders get it (cpu/workarounds.py). Now: starting installs the other one.
         if current_platform.is_cpu():
             workarounds.replace_expand_kernel()
         self.num_requests = 0
-        self._cores = os.sched_getaffinity(0)
-        self._round: Round | None = None
-        self._timers = ExitStack()
         # As vLLM's server does: what lives for ever need not be looked through.
         gc.collect()
         gc.freeze()
@@ -95,7 +123,6 @@ class CommandedEngine:
             else 0,
             "is_v2": config.use_v2_model_runner,
             "has_right_sampling": expand is workarounds.expand_kernel,
-            **_memory(),
         }
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
@@ -124,70 +151,25 @@ class CommandedEngine:
         ]
         return {"token_ids": encoded}
 
-    def begin(
-        self,
-        waves: Sequence[Sequence[Mapping[str, Any]]],
-        concurrency: int,
-        timed: str | None = None,
+    def generate(
+        self, requests: Sequence[Mapping[str, Any]], times_drafting: bool = False
     ) -> dict[str, Any]:
-        """Take a round's requests; none of them runs yet.
-
-        Args:
-            waves: requests: ``prompt`` (token ids), ``sampling`` (of
-                ``SamplingParams``).
-            concurrency: requests in the engine; as one ends the next begins, and a
-                wave begins when the last is over.
-            timed: ``parts`` of a step: also time those, which costs a little.
-        """
-        _share_one_core(self._cores)
-        gc.collect()
-        self.totals.clear()
-        self._round = Round(self.engine, self.add_request, waves, concurrency)
-        if timed == "parts":
-            self._round.parts = self._timers.enter_context(
-                timed_parts(self._runner, self._counters())
-            )
-        return {}
-
-    def step(self, seconds: float = 0.0) -> dict[str, Any]:
-        """A step after a pause, and more of them as long as these seconds last.
-
-        Args:
-            seconds: how long to go on after the first step.
-        """
-        assert self._round is not None, "step before begin"
-        is_done = not self._round.step(after_pause=True)
-        end_s = self._round.clock.seconds + seconds
-        while not is_done and self._round.clock.seconds < end_s:
-            is_done = not self._round.step()
-        return {"is_done": is_done, "seconds": self._round.clock.seconds}
-
-    def result(self) -> dict[str, Any]:
-        """What was counted in the round, which is over."""
-        assert self._round is not None, "result before begin"
-        ended, self._round = self._round, None
-        self._timers.close()
-        return {
-            **asdict(ended.clock),
-            **asdict(self.totals),
-            "texts_sha256": ended.texts_sha256(),
-            "decode_split_seconds": ended.parts and ended.parts.seconds,
-            **_memory(),
-        }
-
-    def generate(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """What requests are answered, all at a time.
 
         Args:
-            requests: See ``begin``; ``logprobs`` may be among the sampling options.
+            requests: ``prompt`` (token ids) and ``sampling`` (of ``SamplingParams``;
+                ``logprobs`` may be among them).
+            times_drafting: Also time drafting, which costs a little.
 
         Returns:
             ``answers``, one for each request: its ``token_ids`` and, if asked for, the
             ``logprobs`` of the likeliest tokens at each of them (pairs); ``metrics``,
             vLLM's of its drafts, if the engine keeps them; ``seconds`` to its end.
-            ``drafts``:
-            verifications of a request that had draft tokens; ``drafted`` and
-            ``accepted``: those tokens, and those of them kept.
+            ``num_drafts``: verifications of a request that had draft tokens;
+            ``drafted`` and ``accepted``: those tokens, and those of them kept, and
+            ``accepted_per_position``. ``decode_steps``, ``decode_seconds``: of steps in
+            which every request had its first token; ``draft_seconds`` in them (None
+            where the runner cannot be timed).
         """
         self.totals.clear()
         started_at_s = time.perf_counter()
@@ -195,20 +177,35 @@ class CommandedEngine:
             self.add_request(request): {"token_ids": [], "logprobs": []}
             for request in requests
         }
-        while self.engine.has_unfinished_requests():
-            for output in self.engine.step():
-                answer, new = answers[output.request_id], output.outputs[0]
-                answer["token_ids"] += new.token_ids
-                answer["logprobs"] += map(_pairs, new.logprobs or ())
-                if output.finished:
-                    kept = new.spec_decode_metrics
-                    answer["metrics"] = None if kept is None else kept.to_dict()
-                    answer["seconds"] = time.perf_counter() - started_at_s
+        prefilling = set(answers)
+        decode_steps, decode_seconds, draft_seconds = 0, 0.0, 0.0
+        drafter = getattr(self._runner, "drafter", None) if times_drafting else None
+        with _timed(drafter, "propose") as drafting:
+            while self.engine.has_unfinished_requests():
+                is_decode, step_started_at_s = not prefilling, time.perf_counter()
+                drafting.clear()
+                for output in self.engine.step():
+                    answer, new = answers[output.request_id], output.outputs[0]
+                    answer["token_ids"] += new.token_ids
+                    answer["logprobs"] += map(_pairs, new.logprobs or ())
+                    prefilling.discard(output.request_id)
+                    if output.finished:
+                        kept = new.spec_decode_metrics
+                        answer["metrics"] = None if kept is None else kept.to_dict()
+                        answer["seconds"] = time.perf_counter() - started_at_s
+                if is_decode:
+                    decode_steps += 1
+                    decode_seconds += time.perf_counter() - step_started_at_s
+                    draft_seconds += sum(drafting)
         return {
             "answers": list(answers.values()),
-            "drafts": self.totals.num_drafts,
+            "num_drafts": self.totals.num_drafts,
             "drafted": sum(self.totals.drafted_per_position),
             "accepted": sum(self.totals.accepted_per_position),
+            "accepted_per_position": self.totals.accepted_per_position,
+            "decode_steps": decode_steps,
+            "decode_seconds": decode_seconds,
+            "draft_seconds": None if drafter is None else draft_seconds,
         }
 
     def play(self, **order: Any) -> dict[str, Any]:
@@ -238,44 +235,50 @@ class CommandedEngine:
         self.engine.add_request(name, prompt, sampling)
         return name
 
-    def _counters(self) -> Iterator[tuple[Any, Sequence[str]]]:
-        """What counts steps for our metrics, in the scheduler and in the front end."""
-        metrics = getattr(
-            self.engine.engine_core.engine_core.scheduler, "metrics", None
-        )
-        if isinstance(metrics, StepMetrics):
-            yield metrics, StepMetrics.STEP_METHODS
-        for each in self.engine.logger_manager.stat_loggers:
-            if isinstance(each, MTPPlusStatLogger):
-                yield each, ("record",)
-
     @property
     def _runner(self) -> Any:
         executor = self.engine.engine_core.engine_core.model_executor
         return executor.driver_worker.worker.model_runner
 
 
+@contextmanager
+def _timed(owner: Any, name: str) -> Iterator[list[float]]:
+    """Seconds of each call of a method while this lasts; of no owner none."""
+    seconds: list[float] = []
+    if owner is None:
+        yield seconds
+        return
+    # Our plugin wraps methods of instances, too: those wrappers must come back.
+    own, method = vars(owner), getattr(owner, name)
+    before = own.get(name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        _wait_for_device()
+        start = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _wait_for_device()
+            seconds.append(time.perf_counter() - start)
+
+    own[name] = timed
+    try:
+        yield seconds
+    finally:
+        if before is None:
+            del own[name]
+        else:
+            own[name] = before
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def _pairs(position: Mapping[int, Any]) -> list[tuple[int, float]]:
     """Tokens and their logarithmic probabilities, of one position."""
     return [(token_id, entry.logprob) for token_id, entry in position.items()]
-
-
-def _share_one_core(cores: set[int]) -> None:
-    """Run on the core that all compared engines share, if they compute on one.
-
-    A process tends to stay on the core where it is, and the cores of a virtual machine
-    have different neighbours: one may be a third slower than the other for a second or
-    for minutes, which would be taken for the contender's own speed.
-    Only for rounds: who asks for texts alone may have others at work on this machine.
-    """
-    if current_platform.is_cpu() and torch.get_num_threads() == 1:
-        os.sched_setaffinity(0, {max(cores)})
-
-
-def _memory() -> dict[str, int]:
-    """Largest memory of this process so far."""
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_rss_bytes": 1024 * peak_kib}
 
 
 def _answers(

@@ -1,50 +1,16 @@
-"""A round of requests in one engine: its requests, its clock, its totals."""
+"""A round of requests in one engine: its requests and its clock."""
 
 import hashlib
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.metrics.loggers import StatLoggerBase
 
-from vllm_mtp.integration.step_split import Parts
-
-
-@dataclass
-class Totals(StatLoggerBase):
-    """What vLLM's own statistics say, summed over the steps of a round."""
-
-    num_drafts: int = 0
-    """Verifications of a request that had draft tokens."""
-    drafted_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
-    num_preempted: int = 0
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        if iteration_stats is not None:
-            self.num_preempted += iteration_stats.num_preempted_reqs
-        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
-        if drafts is not None:
-            self.num_drafts += drafts.num_drafts
-            _add(self.drafted_per_position, drafts.num_draft_tokens_per_pos)
-            _add(self.accepted_per_position, drafts.num_accepted_tokens_per_pos)
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self.__init__()  # type: ignore[misc]
+from benchmarks.step_split import Parts
 
 
 @dataclass
@@ -111,8 +77,8 @@ class Round:
         Args:
             engine: Serves the requests.
             add_request: Queues a request in it and returns its name.
-            waves: See `CommandedEngine.begin`.
-            concurrency: See `CommandedEngine.begin`.
+            waves: See `BenchEngine.begin`.
+            concurrency: See `BenchEngine.begin`.
         """
         self.clock = Clock()
         self.parts: Parts | None = None
@@ -162,10 +128,3 @@ class Round:
     def texts_sha256(self) -> str:
         """Fingerprint of all new token ids."""
         return hashlib.sha256(json.dumps(self._token_ids).encode()).hexdigest()
-
-
-def _add(sums: list[int], values: Sequence[int]) -> None:
-    """Add, position by position, in place; ``values`` may be the longer one."""
-    sums.extend([0] * (len(values) - len(sums)))
-    for position, value in enumerate(values):
-        sums[position] += value
