@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import option
 from benchmarks.grid.cells import Prompts
 from benchmarks.harness import (
     Bench,
@@ -33,7 +34,6 @@ from benchmarks.harness import (
     Rounds,
     Waves,
     full_step_ms,
-    option,
     ratio_row,
     same_wave,
     say_texts,

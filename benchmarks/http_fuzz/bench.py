@@ -29,7 +29,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from benchmarks.harness import Options, option
+from benchmarks.command import Options, option
 from benchmarks.http_fuzz.client import Answer, FuzzClient
 from benchmarks.http_fuzz.findings import Findings
 from benchmarks.http_fuzz.requests import FuzzRequest, make_requests

@@ -28,7 +28,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from benchmarks.harness import Options, option
+from benchmarks.command import Options, option
 from benchmarks.http_fuzz.client import HUNG, Answer, FuzzClient
 from benchmarks.http_fuzz.requests import FuzzRequest, Seedling, make_requests
 from benchmarks.http_fuzz.servers import (
