@@ -83,15 +83,7 @@ def command_of(
     interrupted: str = INTERRUPTED,
     *failures: type[Exception],
 ) -> Callable[..., None]:
-    """A command of Typer with an option for each field.
-
-    Args:
-        kind: Its options; the first paragraph of its docstring is the help.
-        run: What it does with them.
-        name: Of the command.
-        interrupted: What to say after Ctrl-C.
-        *failures: Errors that end in one sentence, beside those of engines.
-    """
+    """A command of Typer with an option for each field."""
     types = typing.get_type_hints(kind)
 
     def command(**chosen: Any) -> None:

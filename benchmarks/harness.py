@@ -153,10 +153,6 @@ class Bench(Measurement):
 def run_bench(bench: Measurement, console: Console) -> dict[str, Any]:
     """Measure, print and write.
 
-    Args:
-        bench: With what the user chose.
-        console: Where to print.
-
     Returns:
         The result as it was written.
 

@@ -53,9 +53,5 @@ def hardware_slug(device_name: str) -> str:
 
 
 def machine_slug(hardware: dict[str, Any]) -> str:
-    """The machine as part of a file name: its first GPU, or its processor.
-
-    Args:
-        hardware: Of `collect_provenance`.
-    """
+    """The machine as part of a file name: its first GPU, or its processor."""
     return hardware_slug((hardware["gpus"] or [hardware["cpu"]])[0])

@@ -117,12 +117,7 @@ class VocabularyBench(Measurement):
     def summarise(
         self, lengths: Mapping[str, Sequence[float]], num_rows: int
     ) -> dict[str, Any]:
-        """See the top of this file.
-
-        Args:
-            lengths: Acceptance length by contender, round by round.
-            num_rows: Of the smaller vocabularies.
-        """
+        """See the top of this file."""
         learning, compared = self.num_learning_rounds, self.num_rounds
         tokens_per_round = self.concurrency * self.request_tokens
         in_domain = slice(learning, learning + compared)

@@ -32,10 +32,6 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
 def write_plots(result: Mapping[str, Any], stem: Path) -> list[Path]:
     """Draw all pictures.
 
-    Args:
-        result: As it is written to the file.
-        stem: Path that the names of the pictures begin with.
-
     Returns:
         What was written; nothing where there is nothing to draw.
     """

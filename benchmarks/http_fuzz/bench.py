@@ -112,10 +112,6 @@ class HttpFuzzOptions(Options):
 def run_http_fuzz(options: HttpFuzzOptions, console: Console) -> dict[str, Any]:
     """Start both servers, ask, compare, shrink, print and write.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Returns:
         The report as it was written.
 

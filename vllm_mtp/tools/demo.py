@@ -120,10 +120,6 @@ class DemoOptions:
 def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Measure all methods, print and write; servers are stopped however it ends.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Raises:
         ConfigError: An option is wrong; nothing was started.
         ServerError: A server or a client failed.
@@ -226,14 +222,7 @@ def serve_command(
 def bench_command(
     model: str, port: int, result: Path, options: DemoOptions
 ) -> list[str]:
-    """``vllm bench serve``, greedy, all answers equally long.
-
-    Args:
-        model: Has the tokenizer.
-        port: Of the server.
-        result: File that it writes, beside ``prompts.json``.
-        options: What the user chose.
-    """
+    """``vllm bench serve``, greedy, all answers equally long."""
     prompts = result.with_name("prompts.json")
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
     command += ["--base-url", f"http://127.0.0.1:{port}", "--backend", "openai"]
@@ -272,12 +261,7 @@ def max_model_len_tokens(model: str, max_tokens: int) -> int:
 def summarise(
     options: DemoOptions, measured: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The result's figures: see the top of this file.
-
-    Args:
-        options: What the user chose.
-        measured: What ``vllm bench serve`` saved, by method; no speculation first.
-    """
+    """The result's figures: see the top of this file."""
     baseline = measured[NO_SPECULATION]
     expected = baseline["generated_texts"]
     methods = {
@@ -309,14 +293,7 @@ def print_demo(
     measured: Mapping[str, Mapping[str, Any]],
     console: Console,
 ) -> None:
-    """A text, the table, and whether all texts are equal.
-
-    Args:
-        result: See the top of this file.
-        prompts: Their texts.
-        measured: What ``vllm bench serve`` saved, by method.
-        console: Where to print.
-    """
+    """A text, the table, and whether all texts are equal."""
     console.out(prompts[0][-160:], style="dim", highlight=False, end="")
     console.out(measured[METHOD]["generated_texts"][0], style="green", highlight=False)
     table = Table()

@@ -111,10 +111,6 @@ class EvalOptions:
 def run_eval(options: EvalOptions, console: Console) -> EvalFile:
     """Ask what is not answered yet, write and print.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Raises:
         ConfigError: Prompts or server cannot be used.
         ServerError: Our own engine failed.

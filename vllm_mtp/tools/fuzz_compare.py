@@ -51,11 +51,7 @@ class Difference(NamedTuple):
 
 
 def exclusion(request: Mapping[str, Any]) -> str | None:
-    """Why a request's answers cannot be held against the reference's, or None.
-
-    Args:
-        request: See `fuzz_requests.py`.
-    """
+    """Why a request's answers cannot be held against the reference's, or None."""
     has_sampled_only = True
     for chunk in request["chunks"]:
         sampling = chunk["sampling"]
@@ -79,12 +75,7 @@ def _pin(sampling: Mapping[str, Any]) -> Any:
 
 
 def compare(expected: Answer, found: Answer) -> Difference | None:
-    """First difference between two answers to one request.
-
-    Args:
-        expected: Of the reference, not aborted.
-        found: Of the engine, perhaps aborted.
-    """
+    """First difference between two answers to one request."""
     if bool(expected["refused"]) != bool(found["refused"]):
         return Difference("refusal", expected["refused"], found["refused"])
     if found["problems"]:

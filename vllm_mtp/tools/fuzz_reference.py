@@ -14,11 +14,7 @@ class Reference:
     """The engine without speculation, and what it has answered."""
 
     def __init__(self, player: Player) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            player: Of the engine.
-        """
+        """Nothing is asked yet."""
         self.player = player
         self.answers: dict[str, Answer] = {}
         """By name of the request."""

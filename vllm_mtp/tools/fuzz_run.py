@@ -106,9 +106,6 @@ class FuzzOptions:
 def parse_case(text: str) -> tuple[str, Play]:
     """Engine and play of ``--request``.
 
-    Args:
-        text: As `command_of` prints it.
-
     Raises:
         ConfigError: It is none.
     """
@@ -130,10 +127,6 @@ def parse_case(text: str) -> tuple[str, Play]:
 
 def run_fuzzer(options: FuzzOptions, console: Console) -> dict[str, Any]:
     """Make requests, let all engines answer, compare, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Returns:
         The report as it was written.

@@ -49,10 +49,6 @@ ITSELF = f"{NO_SPECULATION}, again"
 def run_verification(options: VerifyOptions, console: Console) -> dict[str, Any]:
     """Let all engines answer, compare, print and write.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Returns:
         The report as it was written.
 
@@ -119,12 +115,7 @@ def _ask(
 def summarise(
     answers: Mapping[str, Mapping[str, Any]], options: VerifyOptions
 ) -> dict[str, Any]:
-    """The report, from what each engine answered.
-
-    Args:
-        answers: By engine and setting; the target's second samples are under `ITSELF`.
-        options: What the user chose.
-    """
+    """The report, from what each engine answered."""
     target = answers[NO_SPECULATION]
     others = {name: found for name, found in answers.items() if name != NO_SPECULATION}
     sampled = {ITSELF: target[ITSELF], **others}

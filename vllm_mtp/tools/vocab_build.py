@@ -106,10 +106,6 @@ class ModelVocabulary:
 def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
     """Count, choose, write and print.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Raises:
         ConfigError: The model or a file cannot be used.
     """
