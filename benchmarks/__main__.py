@@ -5,7 +5,6 @@ import sys
 import typer
 
 from benchmarks import cli, cli_report, cli_trace
-from benchmarks.command import command_of
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.grid.command import INTERRUPTED, GridCommand, run_grid_command
@@ -16,6 +15,7 @@ from benchmarks.http_fuzz.soak import SoakOptions, soak_command
 from benchmarks.off import OffBench
 from benchmarks.steps import StepBench
 from benchmarks.vocabulary import VocabularyBench
+from vllm_mtp.cli.command import command_of
 
 app = typer.Typer(
     name="python -m benchmarks",

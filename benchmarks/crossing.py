@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import CODE, Prompts
 from benchmarks.harness import (
     Bench,
@@ -39,6 +38,7 @@ from benchmarks.harness import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.options import option
 
 CONCURRENCY = 8
 TABLE = f"{VLLM_METHOD} with a table"

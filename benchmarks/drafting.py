@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import CODE, Prompts
 from benchmarks.grid.summary import sums_by_position
 from benchmarks.harness import (
@@ -49,6 +48,7 @@ from benchmarks.spread import Spread
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.option_checks import refuse
+from vllm_mtp.tools.options import option
 
 BASELINE = VLLM_METHOD
 MIN_REQUESTS = 8

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
-from benchmarks.command import Options, option
 from benchmarks.grid.cells import CODE, PROMPT_TOKENS, Prompts
 from benchmarks.grid.engines import BenchGroup, Timed, cut_prompts, play_together
 from benchmarks.grid.options import GridOptions
@@ -28,6 +27,7 @@ from examples.tiny_model import TINY_MODEL
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
 from vllm_mtp.tools.option_checks import check_name, resolve_model
+from vllm_mtp.tools.options import Options, option
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 

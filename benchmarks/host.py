@@ -26,7 +26,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import Prompts
 from benchmarks.grid.engines import Timed
 from benchmarks.harness import (
@@ -42,6 +41,7 @@ from benchmarks.harness import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.options import option
 
 PARTS = ("schedule", "update", "worker")
 """See ``engine.py``."""

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import Prompts
 from benchmarks.harness import (
     Bench,
@@ -40,6 +39,7 @@ from benchmarks.options import AGAIN
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import Prompts
 from benchmarks.harness import (
     Bench,
@@ -43,6 +42,7 @@ from benchmarks.harness import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.options import option
 from vllm_mtp.tools.provenance import describe_hardware, replacing
 
 

@@ -26,7 +26,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import option
 from benchmarks.grid.cells import CODE, PROMPT_TOKENS, PROSE
 from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
@@ -35,6 +34,7 @@ from vllm_mtp.config import AUTO, FULL, METHOD
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineProcess
 from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.options import option
 from vllm_mtp.tools.provenance import replacing
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.command import option
 from benchmarks.grid.bench import report_only, run_grid_bench
 from benchmarks.grid.options import GridOptions
+from vllm_mtp.tools.options import option
 
 INTERRUPTED = (
     "interrupted; the engines are stopped and what was measured is kept: the same "

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.command import Options, option
 from benchmarks.options import AGAIN, DTYPES, check_output_folder
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.option_checks import check_name, check_names
+from vllm_mtp.tools.options import Options, option
 
 WORKLOADS = {
     "code": "in-domain: the start of Python code that was held out from training",

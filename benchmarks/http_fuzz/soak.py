@@ -28,7 +28,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from benchmarks.command import Options, option
 from benchmarks.http_fuzz.client import HUNG, Answer, FuzzClient
 from benchmarks.http_fuzz.requests import FuzzRequest, Seedling, make_requests
 from benchmarks.http_fuzz.servers import (
@@ -41,6 +40,7 @@ from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.option_checks import check_method, check_output, resolve_model
+from vllm_mtp.tools.options import Options, option
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import (
     Server,

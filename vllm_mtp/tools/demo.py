@@ -14,10 +14,11 @@ Result (JSON)::
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from vllm_mtp.config import (
     ConfigError,
 )
 from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.option_checks import check_fields, check_output, resolve_model
+from vllm_mtp.tools.option_checks import check_output, resolve_model
+from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, gpu_names, write_json
 from vllm_mtp.tools.server_process import (
@@ -69,45 +71,38 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class DemoOptions:
-    """What the user chose.
+class DemoOptions(Options):
+    """Show mtp_plus, vLLM's own mtp and no speculation side by side.
 
-    Attributes:
-        model: Folder or hub name.
-        num_prompts: How many at most.
-        max_tokens: Tokens generated for each prompt.
-        concurrency: Requests at a time.
-        draft_tokens: K of vLLM's own `mtp`; `mtp_plus` chooses for itself.
-        dtype: Weights and arithmetic of the servers.
-        start_timeout_s: How long a server may take to answer.
-        serve_args: Further arguments of every ``vllm serve``.
-        output: File for the result (JSON); None for none.
+    Exit code 1: texts differ in float32, or a server failed. 2: wrong input.
     """
 
-    model: str
-    num_prompts: int = 16
-    max_tokens: int = 64
-    concurrency: int = 1
-    draft_tokens: int = DEFAULT_FIXED_DRAFT_LENGTH
-    dtype: str = EXACT_DTYPE
-    start_timeout_s: float = 600.0
-    serve_args: tuple[str, ...] = ()
-    output: Path | None = None
+    model: str = argument(MODEL_HELP)
+    num_prompts: int = option(16, "Number of prompts.", 1, 10_000, name="prompts")
+    max_tokens: int = option(64, "Generated for each prompt.", 2, 512, name="tokens")
+    concurrency: int = option(1, "Requests at a time.", 1, 64)
+    draft_tokens: int = option(
+        DEFAULT_FIXED_DRAFT_LENGTH,
+        "K of vLLM's own mtp; mtp_plus chooses for itself.",
+        1,
+        MAX_DRAFT_LENGTH,
+    )
+    dtype: str = option(
+        EXACT_DTYPE, "Of the servers. Only in float32 texts are sure to agree."
+    )
+    start_timeout_s: float = option(
+        600.0, "How long a server may take to start.", 1, 86_400
+    )
+    serve_args: str = option("", "More for every `vllm serve`: '--trust-remote-code'.")
+    output: Path | None = option(None, "Also write the result (JSON).")
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        limits = {
-            "num_prompts": (1, 10_000),
-            "max_tokens": (2, 512),
-            "concurrency": (1, 64),
-            "draft_tokens": (1, MAX_DRAFT_LENGTH),
-            "start_timeout_s": (1, 86_400),
-        }
-        check_fields(self, limits, {"max_tokens": "tokens"})
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        try:
+            shlex.split(self.serve_args)
+        except ValueError as error:
+            raise ConfigError(f"serve-args: {self.serve_args!r}: {error}") from None
         check_output(self.output)
 
     @property
@@ -216,7 +211,7 @@ def serve_command(
         command += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
-    return [*command, *options.serve_args]
+    return [*command, *shlex.split(options.serve_args)]
 
 
 def bench_command(
@@ -234,7 +229,7 @@ def bench_command(
     command += ["--num-warmups", str(2 * options.concurrency), "--ignore-eos"]
     command += ["--disable-tqdm", "--save-result", "--save-detailed"]
     command += ["--result-dir", str(result.parent), "--result-filename", result.name]
-    if "--trust-remote-code" in options.serve_args:
+    if "--trust-remote-code" in shlex.split(options.serve_args):
         command.append("--trust-remote-code")
     return command
 
@@ -283,7 +278,7 @@ def summarise(
         "num_compared": len(expected) * (len(measured) - 1),
         "differences": differences,
         "is_exact": not differences,
-        "options": json.loads(json.dumps(asdict(options), default=str)),
+        "options": options.as_json(),
     }
 
 

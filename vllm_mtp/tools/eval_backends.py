@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from openai import APIConnectionError, APIError, OpenAI
-
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.request_options import AUTO, FLAT_KEY
 from vllm_mtp.tools.engine_arguments import EngineSize
@@ -71,6 +69,9 @@ class ServerBackend:
         Raises:
             ConfigError: There is no server, or it serves several models.
         """
+        # Takes a second to import.
+        from openai import OpenAI
+
         self._client = OpenAI(
             base_url=base_url, api_key=api_key, max_retries=1, timeout=REQUEST_TIMEOUT_S
         )
@@ -124,6 +125,8 @@ class ServerBackend:
 
 @contextmanager
 def _server_errors(url: str) -> Iterator[None]:
+    from openai import APIConnectionError, APIError
+
     try:
         yield
     except APIConnectionError:

@@ -59,19 +59,7 @@ MAX_SHRUNK = 3
 
 @dataclass(frozen=True)
 class FuzzOptions:
-    """What the user chose.
-
-    Attributes:
-        model: Folder or hub name.
-        num_requests: How many to make.
-        seed: The same one makes the same; each round has the next one.
-        without: Kinds of requests to leave out.
-        axes: Engines; None for all.
-        request: A play to repeat (JSON) instead of random ones.
-        speculative_config: What is verified.
-        engine_args: Further arguments of vLLM's ``EngineArgs``.
-        output: File for the report (JSON); None for none.
-    """
+    """What the user chose; see `cli/verify.py`."""
 
     model: str
     num_requests: int = 2000

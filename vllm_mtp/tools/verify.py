@@ -18,7 +18,6 @@ Report (JSON)::
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -144,12 +143,7 @@ def summarise(
         "greedy": greedy,
         "sampled": compared,
         "verified": verified,
-        "options": asdict(options)
-        | {
-            "prompts": options.prompts and options.prompts.name,
-            "output": options.output and options.output.name,
-            "tie_tolerance": options.tolerance,
-        },
+        "options": options.as_json() | {"tie_tolerance": options.tolerance},
         "provenance": collect_provenance(sys.argv),
     }
 

@@ -39,19 +39,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class VocabOptions:
-    """What the user chose.
-
-    Attributes:
-        output: The list to write.
-        model: Folder or hub name.
-        texts: Files to count; of a ``.jsonl`` the field ``text`` of each line.
-        prompts: A ``.jsonl`` of prompts; what the target answers is counted.
-        max_tokens: Longest answer.
-        temperature: Of the answers.
-        dtype: Of the engine that answers.
-        size: Rows; None for `coverage`, or the usual number.
-        coverage: Share of what was counted that the rows shall cover.
-    """
+    """What the user chose; see the command."""
 
     output: Path
     model: str
