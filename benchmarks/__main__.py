@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from benchmarks import cli, cli_report, cli_trace
+from benchmarks import cli_report, cli_trace
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.grid.command import INTERRUPTED, GridCommand, run_grid_command
@@ -13,6 +13,8 @@ from benchmarks.host import HostBench
 from benchmarks.http_fuzz.bench import HttpFuzzOptions, http_fuzz_command
 from benchmarks.http_fuzz.soak import SoakOptions, soak_command
 from benchmarks.off import OffBench
+from benchmarks.rollback.command import run_rollback
+from benchmarks.rollback.options import RollbackBenchOptions
 from benchmarks.steps import StepBench
 from benchmarks.vocabulary import VocabularyBench
 from vllm_mtp.cli.command import command_of
@@ -26,7 +28,7 @@ BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
     VocabularyBench,
 )
-app.command()(cli.rollback)
+app.command()(command_of(RollbackBenchOptions, run_rollback, "rollback"))
 app.command()(command_of(GridCommand, run_grid_command, "grid", INTERRUPTED))
 for bench in BENCHES:
     app.command()(command_of(bench, run_bench, bench.command))

@@ -125,7 +125,7 @@ class GridOptions(Options):
     )
     output: Path = option(
         Path(),
-        "Folder for grid-<hardware>.json, three pictures, and a .jsonl with every "
+        "Folder for grid-<hardware>.json, a picture, and a .jsonl with every "
         "measurement, from which an interrupted run continues, also with other "
         "workloads, temperatures or more repeats.",
     )

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import types
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
@@ -24,12 +25,12 @@ def command_of(
     *failures: type[Exception],
 ) -> Callable[..., None]:
     """A command of Typer with an option for each field."""
-    types = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
 
     def command(**chosen: Any) -> None:
         with errors_to_exit_codes(ServerError, *failures, interrupted=interrupted):
             values = {
-                each.name: _parsed(each, types[each.name], chosen[each.name])
+                each.name: _parsed(each, hints[each.name], chosen[each.name])
                 for each in fields(kind)
             }
             from rich.console import Console
@@ -41,7 +42,7 @@ def command_of(
             each.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_shown(each),
-            annotation=Annotated[_shown_type(types[each.name]), _place(each)],
+            annotation=Annotated[_shown_type(hints[each.name]), _place(each)],
         )
         for each in fields(kind)
     ]
@@ -64,7 +65,9 @@ def _place(each: Field[Any]) -> Any:
 
 
 def _item_type(hint: Any) -> Any:
-    """Of the items of a tuple; None of anything else."""
+    """Of the items of a tuple, which may be unset; None of anything else."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = typing.get_args(hint)[0]
     is_tuple = typing.get_origin(hint) is tuple
     return typing.get_args(hint)[0] if is_tuple else None
 
@@ -74,7 +77,9 @@ def _is_object(hint: Any) -> bool:
 
 
 def _shown_type(hint: Any) -> Any:
-    return str if _item_type(hint) or _is_object(hint) else hint
+    if _item_type(hint):
+        return str if typing.get_origin(hint) is tuple else str | None
+    return str if _is_object(hint) else hint
 
 
 def _shown(each: Field[Any]) -> Any:
@@ -94,4 +99,6 @@ def _parsed(each: Field[Any], hint: Any, value: Any) -> Any:
         return parse_object(option_name(each), value)
     if item is None:
         return value
+    if value is None:
+        return None
     return parse_list(option_name(each), value, item) if value else ()
