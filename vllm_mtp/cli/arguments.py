@@ -9,7 +9,6 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.tools.options import MODEL_HELP
 
 ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
-ModelOption = Annotated[str, typer.Option(help=MODEL_HELP)]
 
 ENGINES_INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
 

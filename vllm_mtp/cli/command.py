@@ -84,10 +84,10 @@ def _shown_type(hint: Any) -> Any:
 
 def _shown(each: Field[Any]) -> Any:
     """The default as the command shows it."""
-    if each.metadata["argument"]:
-        return inspect.Parameter.empty
     if each.default_factory is not MISSING:
         return json.dumps(each.default_factory())
+    if each.default is MISSING:
+        return inspect.Parameter.empty
     if isinstance(each.default, tuple):
         return ",".join(map(str, each.default))
     return each.default

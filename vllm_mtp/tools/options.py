@@ -18,6 +18,11 @@ def argument(help: str) -> Any:
     return field(metadata={"help": help, "limits": (), "name": "", "argument": True})
 
 
+def required(help: str) -> Any:
+    """A field that is an option of the command, and must be given."""
+    return field(metadata={"help": help, "limits": (), "name": "", "argument": False})
+
+
 def option(default: Any, help: str, *limits: float, name: str = "") -> Any:
     """A field that is an option of the command.
 

@@ -51,9 +51,6 @@ class ServerError(RuntimeError):
 def http_get(url: str) -> str:
     """Body of a page of a server on this machine.
 
-    Returns:
-        The text.
-
     Raises:
         OSError: It could not be fetched (`urllib.error.URLError` is one).
     """
@@ -63,11 +60,7 @@ def http_get(url: str) -> str:
 
 
 def find_cause(lines: Sequence[str]) -> str | None:
-    """First exception that a log reports: the later ones follow from it.
-
-    Returns:
-        The exception's type and message; None when the log has none.
-    """
+    """First exception that a log reports, if any: the later ones follow from it."""
     for line in lines:
         found = EXCEPTION.search(line)
         if found:
