@@ -10,7 +10,7 @@ FOLDERS = {
     "tools": ROOT / "vllm_mtp" / "tools",
     "benchmarks": ROOT / "benchmarks",
 }
-"""By the name that the page gives them; modules of subfolders are told by the folder."""
+"""By the names on that page; modules of subfolders are told by their folder."""
 
 
 def listed() -> set[str]:
