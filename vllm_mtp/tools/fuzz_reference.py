@@ -38,9 +38,8 @@ class Reference:
             # One of those in flight did it: halve them until it is alone.
             again = [r for r in batch if r["name"] not in self.answers]
             half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
-            rest = [r for r in again if r not in half]
             self.learn(half)
-            waiting = rest + waiting
+            waiting = [r for r in again if r not in half] + waiting
 
     def knows(self, name: str) -> bool:
         """Whether a request has been answered, or cannot be."""

@@ -136,16 +136,27 @@ def summarise(
         for name, found in others.items()
     }
     return {
-        "is_exact": not any(each["defects"] for each in greedy.values())
-        and all(each["min_p_value"] > alpha for each in compared.values())
-        and all(each["comparisons"] for each in compared.values())
-        and any(each["accepted"] for each in verified.values()),
+        "is_exact": _is_exact(greedy, compared, verified),
         "greedy": greedy,
         "sampled": compared,
         "verified": verified,
         "options": options.as_json() | {"tie_tolerance": options.tolerance},
         "provenance": collect_provenance(sys.argv),
     }
+
+
+def _is_exact(
+    greedy: Mapping[str, Any], sampled: Mapping[str, Any], verified: Mapping[str, Any]
+) -> bool:
+    """Neither a defect nor another distribution, and something was put to the test."""
+    return (
+        not any(each["defects"] for each in greedy.values())
+        and all(
+            each["comparisons"] and each["min_p_value"] > each["alpha"]
+            for each in sampled.values()
+        )
+        and any(each["accepted"] for each in verified.values())
+    )
 
 
 def _greedy_report(
