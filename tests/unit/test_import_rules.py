@@ -50,8 +50,8 @@ FORBIDDEN_THIRD_PARTY = {
     "kernels": {"vllm", *EXTRAS},
     "metrics": {"vllm", "torch", *EXTRAS},
     "integration": EXTRAS,
-    "tools": {"vllm"},
-    "cli": {"vllm", "torch"},
+    "tools": {"vllm", "matplotlib", "jinja2"},
+    "cli": {"vllm", "torch", "matplotlib", "jinja2"},
 }
 
 ADAPTERS = {"proposer_v1": "speculator_v2", "speculator_v2": "proposer_v1"}
