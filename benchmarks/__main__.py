@@ -4,31 +4,37 @@ import sys
 
 import typer
 
-from benchmarks import cli, cli_report, cli_small, cli_trace
-from benchmarks.harness import command_of, run_bench
+from benchmarks import cli_report, cli_trace
+from benchmarks.crossing import CrossingBench
+from benchmarks.drafting import DraftingBench
+from benchmarks.grid.command import INTERRUPTED, GridCommand, run_grid_command
+from benchmarks.harness import Measurement, run_bench
+from benchmarks.host import HostBench
 from benchmarks.http_fuzz.bench import HttpFuzzOptions, http_fuzz_command
 from benchmarks.http_fuzz.soak import SoakOptions, soak_command
+from benchmarks.off import OffBench
+from benchmarks.rollback.command import run_rollback
+from benchmarks.rollback.options import RollbackBenchOptions
 from benchmarks.steps import StepBench
+from benchmarks.vocabulary import VocabularyBench
+from vllm_mtp.cli.command import command_of
 
 app = typer.Typer(
     name="python -m benchmarks",
     help="Measure this machine: times, ratios and targets, with a picture.",
     no_args_is_help=True,
 )
-for command in (
-    cli.rollback,
-    cli.grid,
-    cli_small.crossing,
-    cli_small.off,
-    cli_small.host,
-    cli_small.drafting,
-    cli_small.vocabulary,
-    cli_report.report,
-):
-    app.command()(command)
+BENCHES: tuple[type[Measurement], ...] = (
+    *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
+    VocabularyBench,
+)
+app.command()(command_of(RollbackBenchOptions, run_rollback, "rollback"))
+app.command()(command_of(GridCommand, run_grid_command, "grid", INTERRUPTED))
+for bench in BENCHES:
+    app.command()(command_of(bench, run_bench, bench.command))
 app.command()(command_of(HttpFuzzOptions, http_fuzz_command, "http-fuzz"))
 app.command()(command_of(SoakOptions, soak_command, "soak"))
-app.command()(command_of(StepBench, run_bench, StepBench.command))
+app.command()(cli_report.report)
 app.add_typer(cli_trace.app)
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 Eight requests begin together and end one after another, again and again, so the batch
 falls from eight to one and jumps back. With a table (``num_speculative_tokens_per_``
 ``batch_size``: K up to a batch size, 0 above) vLLM switches drafting on and off within
-every wave; users saw throughput collapse. All contenders serve the same waves in
-short turns (`engine_process`), and ratios are paired within a repeat.
+every wave; users saw throughput collapse.
 
 Result (JSON)::
 
@@ -15,78 +14,57 @@ Result (JSON)::
     identical_texts, options, provenance
 """
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.cells import CODE, Prompts
-from benchmarks.grid.engines import BenchGroup
-from benchmarks.options import check_output_folder, machine_slug
-from benchmarks.small_group import play_repeats, room_for, start_engines
+from benchmarks.harness import (
+    Bench,
+    Contenders,
+    Figures,
+    Rounds,
+    Waves,
+    acceptance_length,
+    ratio_row,
+    say_texts,
+    spread_of,
+    texts_agree,
+)
 from benchmarks.spread import Spread
-from examples.tiny_model import TINY_MODEL
-from vllm_mtp.config import METHOD, VLLM_METHOD
-from vllm_mtp.tools.engine_arguments import EngineSize
+from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.option_checks import check_fields, resolve_model
-from vllm_mtp.tools.provenance import collect_provenance, write_json
-from vllm_mtp.tools.server_process import exit_on_signals, log_folder
+from vllm_mtp.tools.options import option
 
 CONCURRENCY = 8
-MAX_LIMIT = 100
 TABLE = f"{VLLM_METHOD} with a table"
 
 
-@dataclass(frozen=True)
-class CrossingOptions:
-    """What the user chose.
+@dataclass(frozen=True, kw_only=True)
+class CrossingBench(Bench):
+    """Let the batch cross the threshold of vLLM's batch-size table (vllm#49548)."""
 
-    Attributes:
-        model: Folder or hub name.
-        draft_length: K of vLLM's own `mtp`, with the table and without.
-        threshold: Largest batch for which the table drafts.
-        request_tokens: The shortest request's; the others have 2, 3, ... 8 times that.
-        num_waves: Of a round.
-        num_repeats: Timed rounds of each contender.
-        output: Folder for the result.
-    """
+    command: ClassVar[str] = "crossing"
 
-    model: str = str(TINY_MODEL)
-    draft_length: int = 3
-    threshold: int = 4
-    request_tokens: int = 12
-    num_waves: int = 2
-    num_repeats: int = 5
-    output: Path = Path()
-
-    def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        most = {
-            "draft_length": 8,
-            "threshold": CONCURRENCY - 1,
-            "request_tokens": MAX_LIMIT,
-            "num_waves": MAX_LIMIT,
-            "num_repeats": MAX_LIMIT,
-        }
-        check_fields(self, {name: (1, limit) for name, limit in most.items()})
-        check_output_folder(self.output)
+    draft_length: int = option(
+        DEFAULT_FIXED_DRAFT_LENGTH, "K of vLLM's own mtp, with and without table.", 1, 8
+    )
+    threshold: int = option(
+        4, "Largest batch for which vLLM's table drafts.", 1, CONCURRENCY - 1
+    )
+    request_tokens: int = option(
+        12, "Of the shortest request; the others have 2, 3, .. 8 times that.", 1, 100
+    )
+    num_waves: int = option(2, "Times that a round fills up.", 1, 100, name="waves")
 
     @property
-    def contenders(self) -> dict[str, dict[str, Any] | None]:
+    def contenders(self) -> Contenders:
         """Speculative config of each."""
-        fixed = {
-            "method": VLLM_METHOD,
-            "num_speculative_tokens": self.draft_length,
-        }
+        fixed = {"method": VLLM_METHOD, "num_speculative_tokens": self.draft_length}
         table = [
             (1, self.threshold, self.draft_length),
             (self.threshold + 1, CONCURRENCY, 0),
@@ -98,114 +76,79 @@ class CrossingOptions:
             METHOD: {"method": METHOD},
         }
 
+    @property
+    def cells(self) -> Sequence[int]:
+        """One."""
+        return (CONCURRENCY,)
 
-def run_crossing_bench(options: CrossingOptions, console: Console) -> dict[str, Any]:
-    """Measure, print and write.
+    @property
+    def longest_tokens(self) -> int:
+        """Of an answer."""
+        return CONCURRENCY * self.request_tokens
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
-    Returns:
-        The result as it was written.
-
-    Raises:
-        ServerError: An engine failed.
-    """
-    model = resolve_model(options.model)
-    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
-        longest = room_for(CONCURRENCY * options.request_tokens)
-        size = EngineSize(model, longest, CONCURRENCY)
-        prompts = start_engines(group, options.contenders, size, logs)
-        waves = crossing_waves(prompts, options)
-        rounds = play_repeats(group, waves, CONCURRENCY, options.num_repeats, console)
-    result = summarise_crossing(options, rounds)
-    machine = machine_slug(result["provenance"]["hardware"])
-    path = options.output / f"crossing-{machine}.json"
-    write_json(path, result)
-    print_crossing(result, console)
-    console.print(f"Written: {path}", markup=False)
-    return result
-
-
-def crossing_waves(
-    prompts: Prompts, options: CrossingOptions
-) -> list[list[dict[str, Any]]]:
-    """Waves of eight requests, each one longer than the one before."""
-    own = prompts.own[CODE]
-    return [
-        [
-            {
-                "prompt": list(own[(CONCURRENCY * wave + i) % len(own)]),
-                "sampling": {
-                    "temperature": 0.0,
-                    "max_tokens": options.request_tokens * (i + 1),
-                },
-            }
-            for i in range(CONCURRENCY)
-        ]
-        for wave in range(options.num_waves)
-    ]
-
-
-def summarise_crossing(
-    options: CrossingOptions, rounds: Sequence[Mapping[str, Mapping[str, Any]]]
-) -> dict[str, Any]:
-    """The result, from what each engine counted in each round."""
-    speeds = {
-        name: Spread.of(
+    def waves(self, prompts: Prompts, concurrency: int) -> Iterator[Waves]:
+        """Waves of eight requests, each one longer than the one before."""
+        own = prompts.own[CODE]
+        waves = [
             [
-                each[name]["decode_tokens"] / each[name]["decode_seconds"]
-                for each in rounds
+                {
+                    "prompt": list(own[(concurrency * wave + i) % len(own)]),
+                    "sampling": {
+                        "temperature": 0.0,
+                        "max_tokens": self.request_tokens * (i + 1),
+                    },
+                }
+                for i in range(concurrency)
             ]
-        )
-        for name in options.contenders
-    }
-    contenders = {
-        name: {
-            "speculative_config": config,
-            "tokens_per_s": speeds[name].as_json(),
-            "over_none": Spread.of_ratio(
-                speeds[name], speeds[NO_SPECULATION]
-            ).as_json(),
-            **_lengths([each[name] for each in rounds]),
+            for wave in range(self.num_waves)
+        ]
+        return repeat(waves)
+
+    def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
+        """See the top of this file."""
+        (rounds,) = cells.values()
+        speeds = {name: spread_of(rounds, name, _speed) for name in self.contenders}
+        none = speeds[NO_SPECULATION]
+        return {
+            "contenders": {
+                name: {
+                    "speculative_config": config,
+                    "tokens_per_s": speeds[name].as_json(),
+                    "over_none": Spread.of_ratio(speeds[name], none).as_json(),
+                    **_lengths([each[name] for each in rounds]),
+                }
+                for name, config in self.contenders.items()
+            },
+            "identical_texts": texts_agree(cells),
         }
-        for name, config in options.contenders.items()
-    }
-    texts = {each[name]["texts_sha256"] for each in rounds for name in speeds}
+
+    @staticmethod
+    def show(result: Mapping[str, Any], console: Console) -> None:
+        """A line for each contender."""
+        table = Table(title="A batch that keeps crossing the table's threshold")
+        columns = ("contender", "tokens/s", "of none", "quartiles", "K", "acc. length")
+        for column in columns:
+            justify = "left" if column == "contender" else "right"
+            table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        for name, figures in result["contenders"].items():
+            table.add_row(
+                name,
+                f"{figures['tokens_per_s']['median']:.0f}",
+                *ratio_row(figures["over_none"]),
+                f"{figures['mean_draft_length']:.2f}",
+                f"{figures['acceptance_length']:.2f}",
+            )
+        console.print(table)
+        say_texts(result, console)
+
+
+def _speed(figures: Figures) -> float:
+    return float(figures["decode_tokens"] / figures["decode_seconds"])
+
+
+def _lengths(own: Sequence[Figures]) -> dict[str, float]:
+    drafted = sum(sum(each["drafted_per_position"]) for each in own)
     return {
-        "contenders": contenders,
-        "identical_texts": len(texts) == 1,
-        "options": asdict(options) | {"output": str(options.output)},
-        "provenance": collect_provenance(sys.argv),
-    }
-
-
-def print_crossing(result: Mapping[str, Any], console: Console) -> None:
-    """A line for each contender."""
-    table = Table(title="A batch that keeps crossing the table's threshold")
-    for column in ("contender", "tokens/s", "of none", "quartiles", "K", "acc. length"):
-        table.add_column(column, justify="left" if column == "contender" else "right")
-    for name, figures in result["contenders"].items():
-        ratio = figures["over_none"]
-        table.add_row(
-            name,
-            f"{figures['tokens_per_s']['median']:.0f}",
-            f"{ratio['median']:.3f}",
-            "{:.2f}..{:.2f}".format(*ratio["quartiles"]),
-            f"{figures['mean_draft_length']:.2f}",
-            f"{figures['acceptance_length']:.2f}",
-        )
-    console.print(table)
-    same = "the same" if result["identical_texts"] else "DIFFERENT"
-    console.print(f"Greedy texts: {same} from all contenders")
-
-
-def _lengths(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    request_steps = sum(each["decode_request_steps"] for each in rounds)
-    drafted = sum(sum(each["drafted_per_position"]) for each in rounds)
-    return {
-        "mean_draft_length": drafted / sum(each["request_steps"] for each in rounds),
-        "acceptance_length": sum(each["decode_tokens"] for each in rounds)
-        / request_steps,
+        "mean_draft_length": drafted / sum(each["request_steps"] for each in own),
+        "acceptance_length": acceptance_length(own),
     }

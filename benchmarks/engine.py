@@ -40,11 +40,7 @@ class BenchEngine(CommandedEngine):
     COMMANDS = (*CommandedEngine.COMMANDS, "begin", "step", "result", "round")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """Start the engine.
-
-        Args:
-            arguments: Of vLLM's ``EngineArgs``.
-        """
+        """Start the engine."""
         super().__init__(arguments)
         self._cores = os.sched_getaffinity(0)
         self._round: Round | None = None
@@ -120,12 +116,7 @@ class BenchEngine(CommandedEngine):
     def round(
         self, waves: Sequence[Sequence[Mapping[str, Any]]], concurrency: int
     ) -> dict[str, Any]:
-        """A whole round without a pause.
-
-        Args:
-            waves: See `begin`.
-            concurrency: See `begin`.
-        """
+        """A whole round without a pause."""
         self.begin(waves, concurrency)
         assert self._round is not None
         while self._round.step():
@@ -133,11 +124,7 @@ class BenchEngine(CommandedEngine):
         return self.result()
 
     def add_request(self, request: Mapping[str, Any]) -> str:
-        """Queue a request; returns its name.
-
-        Args:
-            request: See `begin`.
-        """
+        """Queue a request; returns its name."""
         options = dict(request["sampling"])
         if allowed := options.pop("allowed_range", None):
             first, last = allowed

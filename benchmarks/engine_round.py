@@ -72,14 +72,7 @@ class Round:
         waves: Sequence[Sequence[Mapping[str, Any]]],
         concurrency: int,
     ) -> None:
-        """Nothing runs before the first step.
-
-        Args:
-            engine: Serves the requests.
-            add_request: Queues a request in it and returns its name.
-            waves: See `BenchEngine.begin`.
-            concurrency: See `BenchEngine.begin`.
-        """
+        """Nothing runs before the first step."""
         self.clock = Clock()
         self.parts: Parts | None = None
         self._engine = engine

@@ -7,44 +7,30 @@ starts all engines at once, lets them serve the same requests in short turns
 repeat with another engine, and pairs ratios within a repeat.
 """
 
-import inspect
-import json
 import sys
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import typer
 from rich.console import Console
 
 from benchmarks.grid.cells import CODE, PROMPT_TOKENS, Prompts
 from benchmarks.grid.engines import BenchGroup, Timed, cut_prompts, play_together
 from benchmarks.grid.options import GridOptions
 from benchmarks.grid.turns import TURN_S
-from benchmarks.options import DTYPES, check_numbers, check_output_folder, machine_slug
+from benchmarks.options import DTYPES, check_output_folder, machine_slug
 from benchmarks.spread import Spread
 from examples.tiny_model import TINY_MODEL
-from vllm_mtp.cli.arguments import parse_object
-from vllm_mtp.cli.errors import errors_to_exit_codes
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import (
-    START_TIMEOUT_S,
-    EngineGroup,
-)
-from vllm_mtp.tools.option_checks import (
-    check_name,
-    parse_list,
-    refuse,
-    resolve_model,
-)
+from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.option_checks import check_name, resolve_model
+from vllm_mtp.tools.options import Options, option
 from vllm_mtp.tools.provenance import collect_provenance, write_json
-from vllm_mtp.tools.server_process import ServerError, exit_on_signals, log_folder
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
-INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
 SPARE_TOKENS = 16
 """vLLM's `mtp` has nothing drafted for a batch of which a request nears the end of the
 model."""
@@ -59,67 +45,48 @@ Waves = Sequence[Sequence[Mapping[str, Any]]]
 """Requests: a wave begins when the one before is over."""
 
 
-def option(default: Any, help: str, *limits: float, name: str = "") -> Any:
-    """A field that is an option of the command.
-
-    Args:
-        default: Its value unless told otherwise. Of a tuple of numbers or names the
-                command takes a list with commas between, of a dictionary JSON.
-        help: What the user reads.
-        *limits: The least and the greatest that are allowed.
-        name: Of the option where it is not the field's.
-    """
-    metadata = {"help": help, "limits": limits, "name": name}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a benchmark's command takes; its limits are checked."""
-
-    def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        for each in fields(self):
-            _check(each, getattr(self, each.name))
-
-    def as_json(self) -> dict[str, Any]:
-        """For the result file."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in values.items()
-        }
-
-
-def option_name(each: Field[Any]) -> str:
-    """What the user calls a field."""
-    return each.metadata["name"] or each.name.replace("_", "-")
-
-
-def _check(each: Field[Any], value: Any) -> None:
-    limits, name = each.metadata["limits"], option_name(each)
-    if not limits or value is None:
-        return
-    if isinstance(value, tuple):
-        check_numbers(name, value, limits)
-    elif not limits[0] <= value <= limits[1]:  # refuses nan, too
-        refuse(name, value, f"a number from {limits[0]:g} to {limits[1]:g}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench(Options, ABC):
-    """Engines side by side. A subclass adds its options and answers the questions."""
+class Measurement(Options, ABC):
+    """What a command measures and shows. A subclass adds its options."""
 
     command: ClassVar[str]
     """Of ``python -m benchmarks``, and of the result file."""
 
     model: str = option(str(TINY_MODEL), "Folder with a checkpoint, or a hub name.")
+    output: Path = option(Path(), "Folder for the result.")
+
+    def __post_init__(self) -> None:
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        check_output_folder(self.output)
+
+    @property
+    def file_name(self) -> str:
+        """First part of the result's name."""
+        return self.command
+
+    @abstractmethod
+    def measure(self, console: Console) -> dict[str, Any]:
+        """The result but for options and provenance.
+
+        Raises:
+            ServerError: An engine failed.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def show(result: Mapping[str, Any], console: Console) -> None:
+        """Print a result."""
+
+    @staticmethod
+    def draw(result: Mapping[str, Any], path: Path) -> None:
+        """Draw a result beside its file, if it has a picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Measurement):
+    """Engines side by side. A subclass answers the questions."""
+
     dtype: str = option(
         "float32", "Only in float32 are greedy texts of all engines sure to agree."
     )
@@ -128,18 +95,19 @@ class Bench(Options, ABC):
     turn_seconds: float = option(
         TURN_S, "How long an engine works before the next one's turn.", 0.01, 60.0
     )
-    output: Path = option(Path(), "Folder for the result.")
 
     timed: ClassVar[Timed | None] = None
     """What of a step to time apart."""
-    engine_args: ClassVar[Mapping[str, Any]] = {}
-    """Of vLLM's ``EngineArgs``, for all engines."""
 
     def __post_init__(self) -> None:
         """Check every option; see `Options`."""
         super().__post_init__()
         check_name("dtype", self.dtype, DTYPES)
-        check_output_folder(self.output)
+
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """Of vLLM's ``EngineArgs``, for all engines."""
+        return {}
 
     @property
     @abstractmethod
@@ -164,20 +132,6 @@ class Bench(Options, ABC):
     def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
         """The result but for options and provenance."""
 
-    @staticmethod
-    @abstractmethod
-    def show(result: Mapping[str, Any], console: Console) -> None:
-        """Print a result."""
-
-    @staticmethod
-    def draw(result: Mapping[str, Any], path: Path) -> None:
-        """Draw a result beside its file, if it has a picture."""
-
-    @property
-    def file_name(self) -> str:
-        """First part of the result's name."""
-        return self.command
-
     def measure(self, console: Console) -> dict[str, Any]:
         """Start all engines, play all rounds, summarise.
 
@@ -196,12 +150,8 @@ class Bench(Options, ABC):
         return self.summarise(played)
 
 
-def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
+def run_bench(bench: Measurement, console: Console) -> dict[str, Any]:
     """Measure, print and write.
-
-    Args:
-        bench: With what the user chose.
-        console: Where to print.
 
     Returns:
         The result as it was written.
@@ -318,82 +268,6 @@ def say_texts(result: Mapping[str, Any], console: Console) -> None:
     if result["identical_texts"] is not None:
         same = "the same" if result["identical_texts"] else "DIFFERENT"
         console.print(f"Greedy texts: {same} from all engines")
-
-
-def command_of(
-    kind: type[Options],
-    run: Callable[[Any, Console], Any],
-    name: str,
-    interrupted: str = INTERRUPTED,
-    *failures: type[Exception],
-) -> Callable[..., None]:
-    """A command of Typer with an option for each field.
-
-    Args:
-        kind: Its options; the first paragraph of its docstring is the help.
-        run: What it does with them.
-        name: Of the command.
-        interrupted: What to say after Ctrl-C.
-        *failures: Errors that end in one sentence, beside those of engines.
-    """
-    types = typing.get_type_hints(kind)
-
-    def command(**chosen: Any) -> None:
-        with errors_to_exit_codes(ServerError, *failures, interrupted=interrupted):
-            values = {
-                each.name: _parsed(each, types[each.name], chosen[each.name])
-                for each in fields(kind)
-            }
-            run(kind(**values), Console())
-
-    parameters = [
-        inspect.Parameter(
-            each.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_shown(each),
-            annotation=Annotated[
-                _shown_type(types[each.name]),
-                typer.Option(f"--{option_name(each)}", help=each.metadata["help"]),
-            ],
-        )
-        for each in fields(kind)
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    command.__name__, command.__doc__ = name, kind.__doc__
-    return command
-
-
-def _item_type(hint: Any) -> Any:
-    """Of the items of a tuple; None of anything else."""
-    is_tuple = typing.get_origin(hint) is tuple
-    return typing.get_args(hint)[0] if is_tuple else None
-
-
-def _is_object(hint: Any) -> bool:
-    return typing.get_origin(hint) is dict
-
-
-def _shown_type(hint: Any) -> Any:
-    return str if _item_type(hint) or _is_object(hint) else hint
-
-
-def _shown(each: Field[Any]) -> Any:
-    """The default as the command shows it."""
-    if each.default_factory is not MISSING:
-        return json.dumps(each.default_factory())
-    if isinstance(each.default, tuple):
-        return ",".join(map(str, each.default))
-    return each.default
-
-
-def _parsed(each: Field[Any], hint: Any, value: Any) -> Any:
-    item = _item_type(hint)
-    if _is_object(hint):
-        return parse_object(option_name(each), value)
-    if item is None:
-        return value
-    return parse_list(option_name(each), value, item) if value else ()
 
 
 def ratio_row(spread: Mapping[str, Any]) -> tuple[str, str]:

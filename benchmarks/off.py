@@ -1,8 +1,8 @@
 """What `mtp_plus` costs while it does not draft: every request pinned to K = 0.
 
-Three engines serve the same requests in short turns: one without speculation,
-the same once more, and `mtp_plus` with K = 0 pinned by the request. How far the two
-alike ones are apart says what this machine can tell.
+Three engines serve the same requests in turns: one without speculation, the same once
+more, and `mtp_plus` with K = 0 pinned by the request. How far the two alike ones are
+apart says what this machine can tell.
 
 Result (JSON)::
 
@@ -14,196 +14,105 @@ Result (JSON)::
     options, provenance
 """
 
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.grid.cells import CODE, Prompts
-from benchmarks.grid.engines import BenchGroup
-from benchmarks.options import (
-    AGAIN,
-    DTYPES,
-    check_numbers,
-    check_output_folder,
-    machine_slug,
+from benchmarks.grid.cells import Prompts
+from benchmarks.harness import (
+    Bench,
+    Contenders,
+    Rounds,
+    Waves,
+    full_speed,
+    full_step_ms,
+    ratio_row,
+    same_wave,
+    say_texts,
+    spread_of,
+    texts_agree,
 )
-from benchmarks.small_group import play_repeats, room_for, start_engines
+from benchmarks.options import AGAIN
 from benchmarks.spread import Spread
-from examples.tiny_model import TINY_MODEL
 from vllm_mtp.config import METHOD
-from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.option_checks import check_fields, check_name, resolve_model
-from vllm_mtp.tools.provenance import collect_provenance, write_json
-from vllm_mtp.tools.server_process import exit_on_signals, log_folder
-
-CONTENDERS: dict[str, dict[str, Any] | None] = {
-    NO_SPECULATION: None,
-    AGAIN: None,
-    METHOD: {"method": METHOD},
-}
-MAX_CONCURRENCY = 256
-MAX_REQUEST_TOKENS = 512
-MAX_REPEATS = 100
-MAX_TEMPERATURE = 2.0
-
-Round = Mapping[str, Mapping[str, Any]]
+from vllm_mtp.tools.options import option
 
 
-@dataclass(frozen=True)
-class OffOptions:
-    """What the user chose.
+@dataclass(frozen=True, kw_only=True)
+class OffBench(Bench):
+    """Compare mtp_plus with K pinned to 0 with an engine without speculation."""
 
-    Attributes:
-        model: Folder or hub name.
-        concurrencies: Requests at a time.
-        request_tokens: Tokens of every request.
-        temperature: Of sampling; 0 is greedy.
-        dtype: Weights and arithmetic.
-        num_repeats: Timed rounds of each engine and concurrency.
-        output: Folder for the result.
-    """
+    command: ClassVar[str] = "off"
 
-    model: str = str(TINY_MODEL)
-    concurrencies: tuple[int, ...] = (1, 16)
-    request_tokens: int = 128
-    temperature: float = 0.0
-    dtype: str = "float32"
-    num_repeats: int = 7
-    output: Path = Path()
+    concurrency: tuple[int, ...] = option((1, 16), "Requests at a time.", 1, 256)
+    request_tokens: int = option(128, "Tokens of every request.", 2, 512)
+    temperature: float = option(0.0, "Of sampling; 0 is greedy.", 0, 2)
+    repeats: int = option(7, "Timed rounds of each engine.", 1, 100)
 
-    def __post_init__(self) -> None:
-        """Check every option.
+    @property
+    def contenders(self) -> Contenders:
+        """No speculation twice, and ours."""
+        return {NO_SPECULATION: None, AGAIN: None, METHOD: {"method": METHOD}}
 
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        check_numbers("concurrency", self.concurrencies, (1, MAX_CONCURRENCY))
-        check_name("dtype", self.dtype, DTYPES)
-        check_fields(
-            self,
-            {
-                "request_tokens": (2, MAX_REQUEST_TOKENS),
-                "temperature": (0, MAX_TEMPERATURE),
-                "num_repeats": (1, MAX_REPEATS),
+    @property
+    def cells(self) -> Sequence[int]:
+        """Requests at a time."""
+        return self.concurrency
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of an answer."""
+        return self.request_tokens
+
+    def waves(self, prompts: Prompts, concurrency: int) -> Iterator[Waves]:
+        """Requests whose K is pinned; engines without speculation do not care."""
+        sampling = {
+            "temperature": self.temperature,
+            "max_tokens": self.request_tokens,
+            "extra_args": {METHOD: {"k": 0}},
+        }
+        return same_wave(prompts, concurrency, sampling)
+
+    def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
+        """See the top of this file."""
+        return {
+            "cells": {
+                str(concurrency): self._summarise_cell(rounds)
+                for concurrency, rounds in cells.items()
             },
+            "identical_texts": None if self.temperature else texts_agree(cells),
+        }
+
+    def _summarise_cell(self, rounds: Rounds) -> dict[str, Any]:
+        none, again, plus = (
+            spread_of(rounds, name, full_speed) for name in self.contenders
         )
-        check_output_folder(self.output)
+        mean = Spread.of_geometric_mean(none, again)
+        return {
+            "over_none": Spread.of_ratio(plus, mean).as_json(),
+            "none_again": Spread.of_ratio(again, none).as_json(),
+            "step_ms": {
+                name: spread_of(rounds, name, full_step_ms).median
+                for name in self.contenders
+            },
+        }
 
-
-def run_off_bench(options: OffOptions, console: Console) -> dict[str, Any]:
-    """Measure, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
-    Returns:
-        The result as it was written.
-
-    Raises:
-        ServerError: An engine failed.
-    """
-    model = resolve_model(options.model)
-    most = max(options.concurrencies)
-    cells = {}
-    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
-        longest = room_for(options.request_tokens)
-        size = EngineSize(model, longest, most, options.dtype)
-        prompts = start_engines(group, CONTENDERS, size, logs)
-        for concurrency in options.concurrencies:
-            console.print(f"{concurrency} requests at a time", highlight=False)
-            wave = pinned_wave(prompts, concurrency, options)
-            cells[concurrency] = play_repeats(
-                group, [wave], concurrency, options.num_repeats, console
+    @staticmethod
+    def show(result: Mapping[str, Any], console: Console) -> None:
+        """A line for each concurrency."""
+        table = Table(title="K pinned to 0, of an engine without speculation")
+        for column in ("requests", "mtp_plus", "quartiles", "none again", "ms a step"):
+            table.add_column(column, justify="right")
+        for concurrency, cell in result["cells"].items():
+            table.add_row(
+                concurrency,
+                *ratio_row(cell["over_none"]),
+                f"{cell['none_again']['median']:.3f}",
+                f"{cell['step_ms'][NO_SPECULATION]:.1f}",
             )
-    result = summarise_off(options, cells)
-    machine = machine_slug(result["provenance"]["hardware"])
-    path = options.output / f"off-{machine}.json"
-    write_json(path, result)
-    print_off(result, console)
-    console.print(f"Written: {path}", markup=False)
-    return result
-
-
-def pinned_wave(
-    prompts: Prompts, concurrency: int, options: OffOptions
-) -> list[dict[str, Any]]:
-    """Requests whose K is pinned to 0; engines without speculation do not care."""
-    own = prompts.own[CODE]
-    sampling = {
-        "temperature": options.temperature,
-        "max_tokens": options.request_tokens,
-        "extra_args": {METHOD: {"k": 0}},
-    }
-    return [
-        {"prompt": list(own[i % len(own)]), "sampling": sampling}
-        for i in range(concurrency)
-    ]
-
-
-def summarise_off(
-    options: OffOptions, cells: Mapping[int, Sequence[Round]]
-) -> dict[str, Any]:
-    """The result, from what each engine counted in each round."""
-    texts_agree = all(
-        len({figures["texts_sha256"] for figures in each.values()}) == 1
-        for rounds in cells.values()
-        for each in rounds
-    )
-    return {
-        "cells": {
-            str(concurrency): _summarise_cell(rounds)
-            for concurrency, rounds in cells.items()
-        },
-        "identical_texts": None if options.temperature else texts_agree,
-        "options": asdict(options) | {"output": str(options.output)},
-        "provenance": collect_provenance(sys.argv),
-    }
-
-
-def print_off(result: Mapping[str, Any], console: Console) -> None:
-    """A line for each concurrency."""
-    table = Table(title="K pinned to 0, of an engine without speculation")
-    for column in ("requests", "mtp_plus", "quartiles", "none again", "ms a step"):
-        table.add_column(column, justify="right")
-    for concurrency, cell in result["cells"].items():
-        ratio, again = cell["over_none"], cell["none_again"]
-        table.add_row(
-            concurrency,
-            f"{ratio['median']:.3f}",
-            "{:.3f}..{:.3f}".format(*ratio["quartiles"]),
-            f"{again['median']:.3f}",
-            f"{cell['step_ms'][NO_SPECULATION]:.1f}",
-        )
-    console.print(table)
-    if result["identical_texts"] is not None:
-        same = "the same" if result["identical_texts"] else "DIFFERENT"
-        console.print(f"Greedy texts: {same} from all engines")
-
-
-def _summarise_cell(rounds: Sequence[Round]) -> dict[str, Any]:
-    speeds = {name: [_speed(each[name]) for each in rounds] for name in CONTENDERS}
-    none, again = Spread.of(speeds[NO_SPECULATION]), Spread.of(speeds[AGAIN])
-    mean = Spread.of_geometric_mean(none, again)
-    return {
-        "over_none": Spread.of_ratio(Spread.of(speeds[METHOD]), mean).as_json(),
-        "none_again": Spread.of_ratio(again, none).as_json(),
-        "step_ms": {
-            name: Spread.of([_step_ms(each[name]) for each in rounds]).median
-            for name in CONTENDERS
-        },
-    }
-
-
-def _speed(figures: Mapping[str, Any]) -> float:
-    return float(figures["full_tokens"] / figures["full_seconds"])
-
-
-def _step_ms(figures: Mapping[str, Any]) -> float:
-    return float(1e3 * figures["full_seconds"] / figures["full_steps"])
+        console.print(table)
+        say_texts(result, console)

@@ -2,13 +2,12 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vllm_mtp.tools.option_checks import Limits, refuse
+from vllm_mtp.tools.option_checks import refuse
 
 DTYPES = ("float32", "bfloat16", "float16")
 ModelOption = Annotated[
@@ -18,22 +17,6 @@ ModelOption = Annotated[
 AGAIN = "none again"
 """A second engine without speculation: two that do the same differ by 1 to 3 % for as
 long as they live, by where their memory happens to lie. Less says nothing."""
-
-
-def check_numbers(field: str, values: Sequence[float], limits: Limits) -> None:
-    """Check numbers of a list, each of which may be there once.
-
-    Raises:
-        ConfigError: One of them is beyond its limits or there twice, or there is none.
-    """
-    low, high = limits
-    is_valid = all(low <= value <= high for value in values)
-    if not values or not is_valid or len(set(values)) != len(values):
-        refuse(
-            field,
-            ",".join(f"{value:g}" for value in values),
-            f"numbers from {low:g} to {high:g}, each once, with commas between",
-        )
 
 
 def check_output_folder(output: Path) -> None:
@@ -53,9 +36,5 @@ def hardware_slug(device_name: str) -> str:
 
 
 def machine_slug(hardware: dict[str, Any]) -> str:
-    """The machine as part of a file name: its first GPU, or its processor.
-
-    Args:
-        hardware: Of `collect_provenance`.
-    """
+    """The machine as part of a file name: its first GPU, or its processor."""
     return hardware_slug((hardware["gpus"] or [hardware["cpu"]])[0])

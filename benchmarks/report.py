@@ -6,16 +6,16 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.control import trace_report
-from benchmarks.crossing import print_crossing
-from benchmarks.drafting import print_drafting
+from benchmarks.crossing import CrossingBench
+from benchmarks.drafting import DraftingBench
 from benchmarks.grid.report import print_report as print_grid
-from benchmarks.host import print_host
+from benchmarks.host import HostBench
 from benchmarks.http_fuzz import bench as http_fuzz
 from benchmarks.http_fuzz import soak
-from benchmarks.off import print_off
+from benchmarks.off import OffBench
 from benchmarks.rollback.report import print_report as print_rollback
 from benchmarks.steps import StepBench
-from benchmarks.vocabulary import print_vocabulary
+from benchmarks.vocabulary import VocabularyBench
 from vllm_mtp.tools import report
 from vllm_mtp.tools.report import Kind, Result, print_counts
 
@@ -69,20 +69,20 @@ KINDS: Mapping[str, Kind] = {
         "Step time", _keys("baseline", "contenders", *_SIDE_BY_SIDE), StepBench.show
     ),
     "crossing": Kind(
-        "Crossing a threshold", _keys("contenders", *_SIDE_BY_SIDE), print_crossing
+        "Crossing a threshold", _keys("contenders", *_SIDE_BY_SIDE), CrossingBench.show
     ),
     "drafting": Kind(
-        "Drafting", _keys("cells", "contenders", *_SIDE_BY_SIDE), print_drafting
+        "Drafting", _keys("cells", "contenders", *_SIDE_BY_SIDE), DraftingBench.show
     ),
-    "off": Kind("Off", _keys("cells", *_SIDE_BY_SIDE), print_off),
-    "host": Kind("Host time", _keys("cells", "parts", "options"), print_host),
+    "off": Kind("Off", _keys("cells", *_SIDE_BY_SIDE), OffBench.show),
+    "host": Kind("Host time", _keys("cells", "parts", "options"), HostBench.show),
     "replay": Kind(
         "Controller", _keys("runs", "costs", "targets"), trace_report.print_report
     ),
     "vocabulary": Kind(
         "Draft vocabularies",
         _keys("rounds", "in_domain", "other_domain", "num_rows"),
-        print_vocabulary,
+        VocabularyBench.show,
     ),
 }
 """Of users' commands, and of benchmarks."""

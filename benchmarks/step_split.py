@@ -32,10 +32,6 @@ def timed_parts(
 ) -> Iterator[Parts | None]:
     """Sum the seconds of the target's pass with sampling, of drafting, of counting.
 
-    Args:
-        runner: vLLM's model runner.
-        counters: Objects that count steps for our metrics, and their methods.
-
     Yields:
         What is summed; None where nothing can be timed.
     """
@@ -60,9 +56,6 @@ def timed_parts(
 @contextmanager
 def wrapping(timed: Callable[..., Any]) -> Iterator[Callable[[Any, str, str], None]]:
     """Wraps methods of instances, and takes the wrappers off in the end.
-
-    Args:
-        timed: Makes a wrapper from a method and the ``part`` that it belongs to.
 
     Yields:
         Wraps a method, by its owner, its name and its part.

@@ -33,7 +33,6 @@ from benchmarks.harness import (
     Rounds,
     Waves,
     full_step_ms,
-    option,
     ratio_row,
     same_wave,
     say_texts,
@@ -43,6 +42,7 @@ from benchmarks.harness import (
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.options import option
 from vllm_mtp.tools.provenance import describe_hardware, replacing
 
 

@@ -14,13 +14,12 @@ Result (JSON)::
     num_rows, options, provenance
 """
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -30,15 +29,14 @@ from rich.table import Table
 from benchmarks.grid.cells import CODE, PROMPT_TOKENS, PROSE
 from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
-from benchmarks.options import check_output_folder, machine_slug
-from examples.tiny_model import TINY_MODEL
+from benchmarks.harness import Measurement
 from vllm_mtp.config import AUTO, FULL, METHOD
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineProcess
-from vllm_mtp.tools.option_checks import check_fields, resolve_model
-from vllm_mtp.tools.provenance import collect_provenance, replacing, write_json
+from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.options import option
+from vllm_mtp.tools.provenance import replacing
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
-from vllm_mtp.tools.vocab_build import build_list, read_model
 
 LISTED = "list"
 CONTENDERS = (FULL, AUTO, LISTED)
@@ -46,46 +44,30 @@ LIST_FILE = "list.json"
 DPI = 130
 
 
-@dataclass(frozen=True)
-class VocabularyBenchOptions:
-    """What the user chose.
+@dataclass(frozen=True, kw_only=True)
+class VocabularyBench(Measurement):
+    """Compare the vocabulary that a server learns with a list and with all tokens.
 
-    Attributes:
-        model: Folder or hub name.
-        draft_length: K.
-        concurrency: Requests of a round, all at a time.
-        request_tokens: Tokens of every request.
-        learning_tokens: Committed before anything is compared.
-        num_rounds: Compared rounds of each domain.
-        rows: Of the smaller vocabularies; None for the default number.
-        output: Folder for the result.
+    Acceptance length on Python, then on prose that nobody has announced.
     """
 
-    model: str = str(TINY_MODEL)
-    draft_length: int = 3
-    concurrency: int = 16
-    request_tokens: int = 192
-    learning_tokens: int = 20_000
-    num_rounds: int = 4
-    rows: int | None = None
-    output: Path = Path()
+    command: ClassVar[str] = "vocabulary"
 
-    def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        limits = {
-            "draft_length": (1, 8),
-            "concurrency": (1, 64),
-            "request_tokens": (8, 512),
-            "learning_tokens": (0, 10**7),
-            "num_rounds": (1, 100),
-            "rows": (128, 2**20),
-        }
-        check_fields(self, limits)
-        check_output_folder(self.output)
+    draft_length: int = option(3, "K of every contender.", 1, 8)
+    concurrency: int = option(16, "Requests of a round, all at a time.", 1, 64)
+    request_tokens: int = option(192, "Tokens of every request.", 8, 512)
+    learning_tokens: int = option(
+        20_000, "Committed before anything is compared.", 0, 10**7
+    )
+    num_rounds: int = option(
+        4, "Compared rounds of each domain.", 1, 100, name="rounds"
+    )
+    rows: int | None = option(
+        None,
+        "Of list and auto. Unset: the default for the vocabulary.",
+        128,
+        2**20,
+    )
 
     @property
     def num_learning_rounds(self) -> int:
@@ -112,54 +94,69 @@ class VocabularyBenchOptions:
             config["draft_vocab_size"] = self.rows
         return config
 
+    def measure(self, console: Console) -> dict[str, Any]:
+        """One engine after the other; the list is made of the first one's texts."""
+        model = resolve_model(self.model)
+        size = EngineSize(model, PROMPT_TOKENS + self.request_tokens, self.concurrency)
+        lengths: dict[str, list[float]] = {}
+        num_rows = 0
+        with log_folder() as logs, exit_on_signals():
+            for contender in CONTENDERS:
+                config = self.speculative_config(contender, logs)
+                with BenchGroup() as group:
+                    engine = group.launch(contender, config, size, logs)
+                    facts = engine.answer(START_TIMEOUT_S)
+                    played = _play(engine, facts["vocab_size"], self, console)
+                lengths[contender] = [length for length, _ in played]
+                if contender == FULL:
+                    learnt = played[: self.num_learning_rounds]
+                    tokens = [each for _, each in learnt]
+                    num_rows = _write_list(model, tokens, self.rows, logs)
+        return self.summarise(lengths, num_rows)
 
-def run_vocabulary_bench(
-    options: VocabularyBenchOptions, console: Console
-) -> dict[str, Any]:
-    """Measure, print and write.
+    def summarise(
+        self, lengths: Mapping[str, Sequence[float]], num_rows: int
+    ) -> dict[str, Any]:
+        """See the top of this file."""
+        learning, compared = self.num_learning_rounds, self.num_rounds
+        tokens_per_round = self.concurrency * self.request_tokens
+        in_domain = slice(learning, learning + compared)
+        return {
+            "rounds": [
+                {
+                    "domain": domain,
+                    "is_learning": number < learning,
+                    "num_tokens": number * tokens_per_round,
+                    "acceptance_length": {
+                        name: lengths[name][number] for name in CONTENDERS
+                    },
+                }
+                for number, domain in enumerate(self.domains)
+            ],
+            "in_domain": _ratios(lengths, in_domain),
+            "other_domain": {
+                "first": _ratios(lengths, slice(in_domain.stop, in_domain.stop + 1)),
+                "last": _ratios(lengths, slice(-1, None)),
+            },
+            "num_rows": num_rows,
+        }
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
+    @staticmethod
+    def show(result: Mapping[str, Any], console: Console) -> None:
+        """A table of the rounds and the ratios."""
+        print_vocabulary(result, console)
 
-    Returns:
-        The result as it was written.
-
-    Raises:
-        ServerError: An engine failed.
-    """
-    model = resolve_model(options.model)
-    longest = PROMPT_TOKENS + options.request_tokens
-    size = EngineSize(model, longest, options.concurrency)
-    lengths: dict[str, list[float]] = {}
-    num_rows = 0
-    with log_folder() as logs, exit_on_signals():
-        for contender in CONTENDERS:
-            config = options.speculative_config(contender, logs)
-            with BenchGroup() as group:
-                engine = group.launch(contender, config, size, logs)
-                facts = engine.answer(START_TIMEOUT_S)
-                played = _play(engine, facts["vocab_size"], options, console)
-            lengths[contender] = [length for length, _ in played]
-            if contender == FULL:
-                learnt = played[: options.num_learning_rounds]
-                tokens = [each for _, each in learnt]
-                num_rows = _write_list(model, tokens, options.rows, logs)
-    result = summarise_vocabulary(lengths, num_rows, options)
-    machine = machine_slug(result["provenance"]["hardware"])
-    path = options.output / f"vocabulary-{machine}.json"
-    write_json(path, result)
-    with replacing(path.with_suffix(".png")) as pending:
-        draw_vocabulary(result).savefig(pending, format="png", dpi=DPI)
-    print_vocabulary(result, console)
-    console.print(f"Written: {path}, {path.with_suffix('.png')}", markup=False)
-    return result
+    @staticmethod
+    def draw(result: Mapping[str, Any], path: Path) -> None:
+        """Acceptance length over the tokens committed so far."""
+        with replacing(path) as pending:
+            draw_vocabulary(result).savefig(pending, format="png", dpi=DPI)
 
 
 def _play(
     engine: EngineProcess,
     vocab_size: int,
-    options: VocabularyBenchOptions,
+    options: VocabularyBench,
     console: Console,
 ) -> list[tuple[float, Counter[int]]]:
     """Acceptance length of each round, and the tokens that were committed."""
@@ -187,6 +184,9 @@ def _write_list(
     model: str, learnt: Sequence[Counter[int]], num_rows: int | None, folder: Path
 ) -> int:
     """A list of what was committed; returns how many rows it has."""
+    # Brings transformers: seconds, for this command alone.
+    from vllm_mtp.tools.vocab_build import build_list, read_model
+
     known = read_model(model)
     counts = np.zeros(known.size, np.int64)
     for tokens in learnt:
@@ -194,44 +194,6 @@ def _write_list(
     listed = build_list(counts, known, num_rows, None)
     (folder / LIST_FILE).write_text(listed.model_dump_json())
     return len(listed.token_ids)
-
-
-def summarise_vocabulary(
-    lengths: Mapping[str, Sequence[float]],
-    num_rows: int,
-    options: VocabularyBenchOptions,
-) -> dict[str, Any]:
-    """The result, from the acceptance length of each round.
-
-    Args:
-        lengths: By contender, round by round.
-        num_rows: Of the smaller vocabularies.
-        options: What the user chose.
-    """
-    learning, compared = options.num_learning_rounds, options.num_rounds
-    tokens_per_round = options.concurrency * options.request_tokens
-    in_domain = slice(learning, learning + compared)
-    return {
-        "rounds": [
-            {
-                "domain": domain,
-                "is_learning": number < learning,
-                "num_tokens": number * tokens_per_round,
-                "acceptance_length": {
-                    name: lengths[name][number] for name in CONTENDERS
-                },
-            }
-            for number, domain in enumerate(options.domains)
-        ],
-        "in_domain": _ratios(lengths, in_domain),
-        "other_domain": {
-            "first": _ratios(lengths, slice(in_domain.stop, in_domain.stop + 1)),
-            "last": _ratios(lengths, slice(-1, None)),
-        },
-        "num_rows": num_rows,
-        "options": asdict(options) | {"output": str(options.output)},
-        "provenance": collect_provenance(sys.argv),
-    }
 
 
 def _ratios(lengths: Mapping[str, Sequence[float]], rounds: slice) -> dict[str, float]:

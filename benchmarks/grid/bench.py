@@ -77,10 +77,6 @@ SETTLED_STEPS = 300
 def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
     """Measure what the journal lacks, then print and write; engines are stopped.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Returns:
         The result as it was written.
 
@@ -113,10 +109,6 @@ def run_grid_bench(options: GridOptions, console: Console) -> dict[str, Any]:
 
 def report_only(source: Path, console: Console) -> dict[str, Any]:
     """Tables and pictures of what has been measured, finished or not.
-
-    Args:
-        source: A journal.
-        console: Where to print.
 
     Raises:
         ConfigError: It is none.

@@ -79,12 +79,7 @@ class Cell:
         return 24 if self.concurrency < 8 else 12
 
     def request_tokens(self, none_tokens_per_s: float, round_seconds: float) -> int:
-        """Tokens that each request generates, the same for all contenders.
-
-        Args:
-            none_tokens_per_s: decode speed of this cell without speculation.
-            round_seconds: how long a round without speculation shall decode.
-        """
+        """Tokens that each request generates, the same for all contenders."""
         is_phases = self.workload == PHASES
         seconds = round_seconds * (PHASE_ROUNDS if is_phases else 1.0)
         lowest = MIN_PHASE_TOKENS if is_phases else MIN_REQUEST_TOKENS
@@ -113,10 +108,6 @@ def max_model_len_tokens(options: GridOptions) -> int:
 
 def check_context(model: str, options: GridOptions) -> None:
     """Whether the longest request fits into the model.
-
-    Args:
-        model: Folder or hub name; of the latter nothing is known yet.
-        options: What the user chose.
 
     Raises:
         ConfigError: It does not.
@@ -157,12 +148,6 @@ def make_prompts(
     options: GridOptions,
 ) -> Prompts:
     """Cut texts into prompts.
-
-    Args:
-        code: Token ids of pieces of code.
-        prose: Token ids of a prose text.
-        vocab_size: Of the model.
-        options: What the user chose.
 
     Raises:
         ConfigError: The tokenizer leaves nothing long enough.

@@ -60,9 +60,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Read what is there; nothing is written.
 
-        Args:
-            path: A JSONL file, which need not exist.
-
         Raises:
             ConfigError: It is not a journal.
         """
@@ -84,10 +81,6 @@ class Journal:
 
     def begin(self, options: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
         """Write the header, or check that what it says still holds.
-
-        Args:
-            options: What is measured.
-            provenance: Where; kept as of the beginning.
 
         Raises:
             ConfigError: The journal is of another benchmark.

@@ -66,13 +66,7 @@ class GridProgress:
             self._console.print(text, markup=False, highlight=False)
 
     def finish_cell(self, count: str, name: str, cell: dict[str, Any]) -> None:
-        """A line about a finished cell.
-
-        Args:
-            count: Which of how many.
-            name: Of the cell.
-            cell: Its summary.
-        """
+        """A line about a finished cell."""
         self._progress.advance(self._task)
         plus, best = cell["plus_over_none"], cell["plus_over_best_static"]
         speed = cell["contenders"]["none"]["tokens_per_s"]["median"]

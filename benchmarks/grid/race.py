@@ -36,11 +36,7 @@ def draft_length(static: str) -> int:
 
 
 def warm_up_groups(names: Sequence[str]) -> list[list[str]]:
-    """Who warms up together: everybody with the shortest static lengths, then longer.
-
-    Args:
-        names: Of all contenders.
-    """
+    """Who warms up together: all with the shortest static lengths, then longer."""
     static = sorted(filter(is_static, names), key=draft_length)
     longer = static[GROUP_SIZE:]
     starts = range(0, len(longer), GROUP_SIZE)

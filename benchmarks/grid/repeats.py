@@ -42,13 +42,7 @@ class Repeat(NamedTuple):
 
 
 def next_repeat(journal: Journal, cell: Cell, options: GridOptions) -> Repeat | None:
-    """The repeat to measure next; None where the cell is done.
-
-    Args:
-        journal: What has been measured.
-        cell: Where in the grid.
-        options: What the user chose.
-    """
+    """The repeat to measure next; None where the cell is done."""
     done = whole_repeats(journal, cell.name)
     number = next(repeat for repeat in range(len(done) + 1) if repeat not in done)
     names = [contender.name for contender in options.contenders]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grid.options import PLUS
-from benchmarks.grid.plots import draw_acceptance, draw_ratios, draw_split
+from benchmarks.grid.plots import draw_ratios
 from vllm_mtp.tools.engine_process import NO_SPECULATION
 from vllm_mtp.tools.provenance import replacing
 
@@ -30,29 +30,13 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
 
 
 def write_plots(result: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Draw all pictures.
-
-    Args:
-        result: As it is written to the file.
-        stem: Path that the names of the pictures begin with.
-
-    Returns:
-        What was written; nothing where there is nothing to draw.
-    """
+    """Draw the ratios beside the result; nothing where there is nothing to draw."""
     if not result["cells"]:
         return []
-    written = []
-    pictures = {
-        "ratios": draw_ratios,
-        "acceptance": draw_acceptance,
-        "split": draw_split,
-    }
-    for name, draw in pictures.items():
-        path = Path(f"{stem}-{name}.png")
-        with replacing(path) as pending:
-            draw(result).savefig(pending, format="png", dpi=DPI)
-        written.append(path)
-    return written
+    path = Path(f"{stem}-ratios.png")
+    with replacing(path) as pending:
+        draw_ratios(result).savefig(pending, format="png", dpi=DPI)
+    return [path]
 
 
 def _cell_table(result: Mapping[str, Any]) -> Table:

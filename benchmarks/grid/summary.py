@@ -224,12 +224,7 @@ def summarise_overall(cells: Sequence[Record]) -> dict[str, Any]:
 
 
 def over_none(cell: Record, name: str) -> float:
-    """Median of a contender; of the longest static K that was measured, if it was not.
-
-    Args:
-        cell: Its summary.
-        name: Of the contender.
-    """
+    """Median of a contender; of the longest static K measured, if it was not."""
     contenders = cell["contenders"]
     if name not in contenders:
         name = max(filter(is_static, contenders), key=draft_length)

@@ -33,12 +33,7 @@ MEDIAN_ERROR = 1.25
 def judge(
     cells: Sequence[Mapping[str, Any]], overall: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """All targets; the limits hold for the medians.
-
-    Args:
-        cells: Summaries.
-        overall: Summary of the grid; empty where there are no cells.
-    """
+    """All targets; the limits hold for the medians."""
     if not cells:
         return []
     value = overall["plus_over_best_single_static"]

@@ -52,12 +52,7 @@ def turn_cores() -> list[int | None]:
 
 
 def separate_cores(cores: set[int], siblings: Callable[[int], str]) -> list[int]:
-    """Cores that are not halves of the same one, the last ones first.
-
-    Args:
-        cores: Numbers of those that may be used.
-        siblings: Of a core: what names all of its halves, the same for each of them.
-    """
+    """Cores that are not halves of the same one, the last ones first."""
     chosen: dict[str, int] = {}
     for core in sorted(cores, reverse=True):
         chosen.setdefault(siblings(core), core)
@@ -70,11 +65,6 @@ def take_turns(
     """Let engines work until all are done with their rounds.
 
     Those work next whose clocks are furthest behind, once on each core.
-
-    Args:
-        players: Engines that have begun a round, by name; the first ones begin.
-        cores: As many engines work at once.
-        turn_s: Seconds of a turn.
     """
     seconds = dict.fromkeys(players, 0.0)
     while seconds:

@@ -29,7 +29,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from benchmarks.harness import Options, option
 from benchmarks.http_fuzz.client import Answer, FuzzClient
 from benchmarks.http_fuzz.findings import Findings
 from benchmarks.http_fuzz.requests import FuzzRequest, make_requests
@@ -49,6 +48,7 @@ from vllm_mtp.tools.option_checks import (
     check_output,
     resolve_model,
 )
+from vllm_mtp.tools.options import Options, option
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import (
     Server,
@@ -111,10 +111,6 @@ class HttpFuzzOptions(Options):
 
 def run_http_fuzz(options: HttpFuzzOptions, console: Console) -> dict[str, Any]:
     """Start both servers, ask, compare, shrink, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Returns:
         The report as it was written.

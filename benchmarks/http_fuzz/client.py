@@ -68,11 +68,7 @@ class FuzzClient:
     """A client of one server."""
 
     def __init__(self, url: str) -> None:
-        """Prepare; nothing is sent.
-
-        Args:
-            url: Address of the server, without ``/v1``.
-        """
+        """Prepare; nothing is sent."""
         self.url = url
         self._http = httpx.Client(trust_env=False, timeout=REQUEST_TIMEOUT_S)
         self._client = OpenAI(

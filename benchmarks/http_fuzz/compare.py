@@ -24,13 +24,7 @@ _EXACT = (
 
 
 def differences(expected: Answer, found: Answer, tolerance: float) -> list[str]:
-    """What is wrong with an answer, in words; empty if nothing.
-
-    Args:
-        expected: Of the server without speculation.
-        found: Of the server with it.
-        tolerance: Of logprobs.
-    """
+    """What is wrong with an answer, in words; empty if nothing."""
     if expected.status != found.status:
         return [
             f"status {found.status} instead of {expected.status}: "

@@ -51,14 +51,7 @@ class Findings:
         tolerance: float,
         console: Console,
     ) -> None:
-        """Nothing was found.
-
-        Args:
-            target: Client of the server without speculation.
-            speculating: Of the one with it.
-            tolerance: Difference of logprobs that counts as none.
-            console: Where defects are printed.
-        """
+        """Nothing was found."""
         self.defects: list[dict[str, Any]] = []
         self.ties: list[dict[str, Any]] = []
         self.target_faults: list[dict[str, Any]] = []

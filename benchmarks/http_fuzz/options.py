@@ -258,14 +258,7 @@ def completion_options(
     foreign_ids: Sequence[int],
     rng: random.Random,
 ) -> dict[str, Any]:
-    """Random options of a completion.
-
-    Args:
-        token_ids: Greedy continuation of the prompt.
-        pieces: Its text, token by token.
-        foreign_ids: Tokens of characters that take several tokens each.
-        rng: Decides everything.
-    """
+    """Random options of a completion."""
     more = (
         (0.15, lambda: {"echo": True}),
         (0.25, lambda: {"logprobs": rng.choice((0, 1, 5))}),

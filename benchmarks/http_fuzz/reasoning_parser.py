@@ -1,6 +1,6 @@
 """A reasoning parser for the bundled checkpoint, which has no tokens for thinking.
 
-`vllm-mtp verify --http-requests` gives this file to ``--reasoning-parser-plugin``. The
+`python -m benchmarks http-fuzz` gives this file to ``--reasoning-parser-plugin``. The
 chat template of that command puts the start token in front of a thinking answer and
 the end token in front of any other; a bias lets the model end its thinking itself.
 Neither token is part of another one, so that texts can be split at them.

@@ -143,15 +143,7 @@ def make_requests(
     seed: int,
     skipped: Collection[str] = (),
 ) -> list[FuzzRequest]:
-    """All requests of a run.
-
-    Args:
-        seedlings: Prompts of either kind.
-        foreign_ids: Tokens of characters that take several tokens each.
-        count: How many.
-        seed: Of everything random.
-        skipped: Options that are left out; the others stay as they are.
-    """
+    """All requests of a run."""
     rng = random.Random(seed)
     made = [_make(number, seedlings, foreign_ids, rng) for number in range(count)]
     return [

@@ -145,11 +145,6 @@ def grow_seedlings(
 ) -> tuple[list[Seedling], list[int]]:
     """Prompts with their continuations, and tokens of characters in pieces.
 
-    Args:
-        client: Of the server without speculation.
-        model: Folder or hub name: its held-out prompts are used.
-        seed: Of the choice.
-
     Raises:
         OSError: The server refused.
     """

@@ -16,10 +16,6 @@ def shrink(
 ) -> tuple[FuzzRequest, int]:
     """The smallest request found that still fails.
 
-    Args:
-        request: It fails.
-        fails: Asks the servers.
-
     Returns:
         The request, and how many were tried.
     """

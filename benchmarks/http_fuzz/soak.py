@@ -28,7 +28,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from benchmarks.harness import Options, option
 from benchmarks.http_fuzz.client import HUNG, Answer, FuzzClient
 from benchmarks.http_fuzz.requests import FuzzRequest, Seedling, make_requests
 from benchmarks.http_fuzz.servers import (
@@ -41,6 +40,7 @@ from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.errors import FAILED_EXIT_CODE
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.option_checks import check_method, check_output, resolve_model
+from vllm_mtp.tools.options import Options, option
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 from vllm_mtp.tools.server_process import (
     Server,
@@ -96,10 +96,6 @@ class SoakOptions(Options):
 
 def run_soak(options: SoakOptions, console: Console) -> dict[str, Any]:
     """Start the server, keep it busy, look at it, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Returns:
         The report as it was written.
@@ -184,12 +180,7 @@ class Crowd:
     """Clients of one server, each with one request at a time."""
 
     def __init__(self, url: str, requests: Iterator[FuzzRequest]) -> None:
-        """Nobody has come yet.
-
-        Args:
-            url: Of the server.
-            requests: Taken by whoever is free.
-        """
+        """Nobody has come yet."""
         self.statuses: Counter[str] = Counter()
         self.num_cut = self.num_hung = self.num_tokens = 0
         self._url, self._requests = url, requests
@@ -240,11 +231,7 @@ class Crowd:
 
 
 def session_rss_mib(leader: int) -> float:
-    """Resident memory of all processes of a session, what they share counted by each.
-
-    Args:
-        leader: Process id of the session's leader.
-    """
+    """Resident memory of a session's processes; what they share is counted by each."""
     total_kib = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -266,11 +253,7 @@ def _rss_kib(status: str) -> int:
 
 
 def memory_report(rss_mib: Sequence[float]) -> dict[str, Any]:
-    """How memory grew from the warm-up to the end.
-
-    Args:
-        rss_mib: Of all processes, evenly over the run.
-    """
+    """How memory grew from the warm-up to the end."""
     warm = int(len(rss_mib) * WARM_UP_SHARE)
     quarter = max(1, (len(rss_mib) - warm) // 3)
     before = median(rss_mib[warm : warm + quarter])

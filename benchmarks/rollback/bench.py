@@ -91,10 +91,6 @@ def run_rollback_bench(
 ) -> dict[str, Any]:
     """Measure, print and write.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Returns:
         The result as it was written.
 

@@ -53,11 +53,7 @@ class MetadataResult:
         return Spread.of_ratio(ours.host_us, theirs.host_us)
 
     def as_json(self, backend: str) -> dict[str, Any]:
-        """For the result file.
-
-        Args:
-            backend: The one that a worker would use.
-        """
+        """For the result file."""
         ratio = self.ratio(backend)
         return {
             **self.case._asdict(),
@@ -74,12 +70,6 @@ def measure_metadata(
     device: torch.device,
 ) -> MetadataResult:
     """Check that all contenders agree on one step, then time them.
-
-    Args:
-        case: The step.
-        backends: What is available; the first one is what a worker would use.
-        num_repeats: Measurements of each contender.
-        device: What the step lies on.
 
     Raises:
         ContendersDifferError: They do not agree.
@@ -161,12 +151,6 @@ def check_handed_over(
     name: str, handed_over: HandedOver, expected: Expected, plan: RollbackPlan
 ) -> None:
     """Compare what drafting is given with the reference.
-
-    Args:
-        name: Whose it is.
-        handed_over: Of the first call.
-        expected: Of the reference.
-        plan: The step.
 
     Raises:
         ContendersDifferError: A value differs; in rejected rows slots may.

@@ -72,11 +72,7 @@ class PayloadResult:
         return Spread.of([self.zeroed_bytes / us / 1e3 for us in each])
 
     def as_json(self, copy_gb_per_s: float) -> dict[str, Any]:
-        """For the result file.
-
-        Args:
-            copy_gb_per_s: Measured bandwidth of the device.
-        """
+        """For the result file."""
         contenders = {}
         for name, timing in self.timings.items():
             gb_per_s = self.gb_per_s(name)
@@ -135,11 +131,6 @@ class PayloadBench:
         self, case: PayloadCase, backends: Sequence[Backend], num_repeats: int
     ) -> PayloadResult:
         """Check that all contenders zero the same bytes, then time them.
-
-        Args:
-            case: Of this layout.
-            backends: What is available; the first one is what a worker would use.
-            num_repeats: Measurements of each contender.
 
         Raises:
             ContendersDifferError: They do not.

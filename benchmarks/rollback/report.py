@@ -34,12 +34,7 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
 
 
 def write_plot(result: Mapping[str, Any], path: Path) -> None:
-    """Draw both sweeps over batches into a PNG, whole or not at all.
-
-    Args:
-        result: As it is written to the file.
-        path: Target; an existing file is replaced in one step.
-    """
+    """Draw both sweeps over batches into a PNG, whole or not at all."""
     with replacing(path) as pending:
         draw_rollback(result).savefig(pending, format="png", dpi=DPI)
 

@@ -61,16 +61,7 @@ def judge(
     device_name: str,
     device_type: str,
 ) -> list[Target]:
-    """All targets, those that do not apply included.
-
-    Args:
-        backend: The one that a worker would use.
-        metadata: Results.
-        payload: Results.
-        copy_gb_per_s: Measured bandwidth of the device.
-        device_name: Its name.
-        device_type: ``cpu`` or ``cuda``.
-    """
+    """All targets, those that do not apply included."""
     if device_type == "cuda":
         applies = TARGET_GPU in device_name
         why_not = None if applies else f"stated for an NVIDIA {TARGET_GPU}"

@@ -65,11 +65,6 @@ def measure(
 ) -> dict[str, Timing]:
     """Time the contenders of one case.
 
-    Args:
-        contenders: All of them, each already called once.
-        num_repeats: Measurements of each.
-        device: What they work on.
-
     Returns:
         Timings by name, in the given order.
     """

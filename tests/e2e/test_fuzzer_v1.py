@@ -5,7 +5,7 @@ And faults that are planted into an engine are found by the same requests.
 
 import pytest
 
-from tests.support.fuzzing import learn, prepare, sort_out_ties
+from tests.support.fuzzing import learn, prepare, sort_out_ties, start_here
 from tests.support.planted_faults import FAULTS, Fault
 from vllm_mtp.tools.fuzz import Prepared, find_differences
 from vllm_mtp.tools.fuzz_axes import AXES as ALL_AXES
@@ -39,7 +39,7 @@ def test_random_requests_are_answered_as_without_speculation(
 ) -> None:
     plays = shares(ready.plays, AXES)[axis]
     learn(ready, axis, plays)
-    findings = find_differences(ready, axis, plays)
+    findings = find_differences(ready, axis, plays, start_here)
     sort_out_ties(ready, findings)
     assert not findings.failures
     num_left_out = findings.excluded.total()
@@ -60,5 +60,7 @@ def test_a_planted_fault_is_found(fault: Fault, ready: Prepared) -> None:
         if any(kind in kinds_of(request) for request in play for kind in fault.kinds)
     ]
     with fault.plant():
-        findings = find_differences(ready, fault.axis, plays, max_failures=1)
+        findings = find_differences(
+            ready, fault.axis, plays, start_here, max_failures=1
+        )
     assert findings.failures, findings.num_compared

@@ -1,6 +1,13 @@
 """The fuzzer in a test's own process, where faults can be planted."""
 
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from vllm_mtp.tools.engine_process import MODULE
 from vllm_mtp.tools.fuzz import (
     Findings,
     Play,
@@ -9,7 +16,36 @@ from vllm_mtp.tools.fuzz import (
     prepared,
 )
 from vllm_mtp.tools.fuzz_axes import AXES, on_axis
+from vllm_mtp.tools.fuzz_engines import Engine
 from vllm_mtp.tools.fuzz_ties import sort_out_ties as _sort_out_ties
+
+
+class _LocalEngine:
+    """An engine of this process."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._engine = import_module(MODULE).CommandedEngine(dict(arguments))
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = getattr(self._engine, command)(**arguments)
+        return answer
+
+    def close(self) -> None:
+        self._engine.engine.engine_core.shutdown()
+        del self._engine
+
+
+@contextmanager
+def start_here(name: str, arguments: Mapping[str, Any]) -> Iterator[Engine]:
+    """An engine of this process, alone in it; a `Start`."""
+    engine = _LocalEngine(arguments)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        # An engine freezes itself when it has started.
+        gc.unfreeze()
+        gc.collect()
 
 
 def prepare(num_requests: int, seed: int) -> Prepared:
@@ -20,7 +56,7 @@ def prepare(num_requests: int, seed: int) -> Prepared:
         seed: The same one makes the same.
     """
     setting = _setting(seed)
-    with prepared(setting, num_requests) as ready:
+    with prepared(setting, num_requests, start_here) as ready:
         return ready
 
 

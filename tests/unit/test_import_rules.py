@@ -50,8 +50,8 @@ FORBIDDEN_THIRD_PARTY = {
     "kernels": {"vllm", *EXTRAS},
     "metrics": {"vllm", "torch", *EXTRAS},
     "integration": EXTRAS,
-    "tools": {"vllm"},
-    "cli": {"vllm", "torch"},
+    "tools": {"vllm", "matplotlib", "jinja2"},
+    "cli": {"vllm", "torch", "matplotlib", "jinja2"},
 }
 
 OTHER_RUNNER = {"v1": "v2", "v2": "v1"}

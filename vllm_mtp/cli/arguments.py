@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.tools.options import MODEL_HELP
 
-_MODEL_HELP = "Folder with a checkpoint, or a hub name."
-ModelArgument = Annotated[str, typer.Argument(help=_MODEL_HELP)]
-ModelOption = Annotated[str, typer.Option(help=_MODEL_HELP)]
+ModelArgument = Annotated[str, typer.Argument(help=MODEL_HELP)]
 
 ENGINES_INTERRUPTED = "interrupted; the engines are stopped, nothing was written"
 

@@ -16,12 +16,7 @@ INTERRUPTED_EXIT_CODE = 130
 def errors_to_exit_codes(
     *failures: type[Exception], interrupted: str
 ) -> Iterator[None]:
-    """End with a sentence and an exit code for what is not a bug.
-
-    Args:
-        *failures: Errors beside wrong input that the subcommand can meet.
-        interrupted: What to say after Ctrl-C.
-    """
+    """End with a sentence and an exit code for what is not a bug."""
     try:
         yield
     except ConfigError as error:

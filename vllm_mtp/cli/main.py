@@ -1,17 +1,14 @@
-"""``vllm-mtp``: one subcommand per file, each thin."""
+"""``vllm-mtp``: its subcommands."""
 
 import typer
 
-from vllm_mtp.cli import (
-    compare,
-    demo,
-    doctor,
-    evaluate,
-    options,
-    plan,
-    report,
-    verify,
-    vocab,
+from vllm_mtp.cli import compare, demo, doctor, options, plan, report, verify, vocab
+from vllm_mtp.cli.command import command_of
+from vllm_mtp.tools.demo import DemoOptions
+from vllm_mtp.tools.eval import EvalOptions, run_eval
+
+EVAL_INTERRUPTED = (
+    "interrupted; finished prompts are kept, and the same command goes on with the rest"
 )
 
 app = typer.Typer(
@@ -20,11 +17,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(compare.compare)
-app.command()(demo.demo)
+app.command()(command_of(DemoOptions, demo.demo, "demo", demo.INTERRUPTED))
 app.command()(doctor.doctor)
-app.command("eval")(evaluate.evaluate)
+app.command()(command_of(EvalOptions, run_eval, "eval", EVAL_INTERRUPTED))
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
-app.command()(verify.verify)
+app.command()(command_of(verify.VerifyCommand, verify.run_verify, "verify"))
 app.add_typer(vocab.app)

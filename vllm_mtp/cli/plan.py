@@ -18,16 +18,6 @@ def plan(
         ),
     ] = None,
     max_draft_length: Annotated[int, typer.Option(help="Largest K.")] = 8,
-    draft_cost: Annotated[
-        float | None,
-        typer.Option(
-            help="Measured: one draft step, in steps without speculation. Unset: the "
-            "machine and model below."
-        ),
-    ] = None,
-    verify_cost: Annotated[
-        float, typer.Option(help="Measured: one more row to verify, in the same unit.")
-    ] = 0.0,
     probe: Annotated[
         Path | None,
         typer.Option(help="Measured: what `vllm-mtp doctor --probe --json` printed."),
@@ -70,8 +60,6 @@ def plan(
         options = PlanOptions(
             acceptance=accepts,
             max_draft_length=max_draft_length,
-            draft_cost=draft_cost,
-            verify_cost=verify_cost,
             probe=probed.steps if probed else (),
             hardware=read_hardware(hardware),
             model=read_model(model),

@@ -13,11 +13,6 @@ Content = TypeVar("Content")
 def read_checked(path: Path, kind: type[Content], what: str) -> Content:
     """Read a file and check each field.
 
-    Args:
-        path: Of the file.
-        kind: Pydantic model or dataclass that says what is allowed.
-        what: The file should be, for the sentence that refuses it.
-
     Raises:
         ConfigError: It cannot be read, or is not of that kind.
     """

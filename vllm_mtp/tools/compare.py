@@ -115,12 +115,6 @@ def compare(
 ) -> Comparison:
     """Compare two evaluations.
 
-    Args:
-        base: What acceptance was.
-        new: What it is.
-        options: What counts as worse.
-        seed: Of the drawn prompts.
-
     Raises:
         ConfigError: They are not of the same model, prompts and settings.
     """

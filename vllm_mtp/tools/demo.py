@@ -14,10 +14,11 @@ Result (JSON)::
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from vllm_mtp.config import (
     ConfigError,
 )
 from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.option_checks import check_fields, check_output, resolve_model
+from vllm_mtp.tools.option_checks import check_output, resolve_model
+from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, gpu_names, write_json
 from vllm_mtp.tools.server_process import (
@@ -69,45 +71,38 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class DemoOptions:
-    """What the user chose.
+class DemoOptions(Options):
+    """Show mtp_plus, vLLM's own mtp and no speculation side by side.
 
-    Attributes:
-        model: Folder or hub name.
-        num_prompts: How many at most.
-        max_tokens: Tokens generated for each prompt.
-        concurrency: Requests at a time.
-        draft_tokens: K of vLLM's own `mtp`; `mtp_plus` chooses for itself.
-        dtype: Weights and arithmetic of the servers.
-        start_timeout_s: How long a server may take to answer.
-        serve_args: Further arguments of every ``vllm serve``.
-        output: File for the result (JSON); None for none.
+    Exit code 1: texts differ in float32, or a server failed. 2: wrong input.
     """
 
-    model: str
-    num_prompts: int = 16
-    max_tokens: int = 64
-    concurrency: int = 1
-    draft_tokens: int = DEFAULT_FIXED_DRAFT_LENGTH
-    dtype: str = EXACT_DTYPE
-    start_timeout_s: float = 600.0
-    serve_args: tuple[str, ...] = ()
-    output: Path | None = None
+    model: str = argument(MODEL_HELP)
+    num_prompts: int = option(16, "Number of prompts.", 1, 10_000, name="prompts")
+    max_tokens: int = option(64, "Generated for each prompt.", 2, 512, name="tokens")
+    concurrency: int = option(1, "Requests at a time.", 1, 64)
+    draft_tokens: int = option(
+        DEFAULT_FIXED_DRAFT_LENGTH,
+        "K of vLLM's own mtp; mtp_plus chooses for itself.",
+        1,
+        MAX_DRAFT_LENGTH,
+    )
+    dtype: str = option(
+        EXACT_DTYPE, "Of the servers. Only in float32 texts are sure to agree."
+    )
+    start_timeout_s: float = option(
+        600.0, "How long a server may take to start.", 1, 86_400
+    )
+    serve_args: str = option("", "More for every `vllm serve`: '--trust-remote-code'.")
+    output: Path | None = option(None, "Also write the result (JSON).")
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        limits = {
-            "num_prompts": (1, 10_000),
-            "max_tokens": (2, 512),
-            "concurrency": (1, 64),
-            "draft_tokens": (1, MAX_DRAFT_LENGTH),
-            "start_timeout_s": (1, 86_400),
-        }
-        check_fields(self, limits, {"max_tokens": "tokens"})
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        try:
+            shlex.split(self.serve_args)
+        except ValueError as error:
+            raise ConfigError(f"serve-args: {self.serve_args!r}: {error}") from None
         check_output(self.output)
 
     @property
@@ -119,10 +114,6 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Measure all methods, print and write; servers are stopped however it ends.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Raises:
         ConfigError: An option is wrong; nothing was started.
@@ -220,20 +211,13 @@ def serve_command(
         command += ["--enforce-eager", "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
-    return [*command, *options.serve_args]
+    return [*command, *shlex.split(options.serve_args)]
 
 
 def bench_command(
     model: str, port: int, result: Path, options: DemoOptions
 ) -> list[str]:
-    """``vllm bench serve``, greedy, all answers equally long.
-
-    Args:
-        model: Has the tokenizer.
-        port: Of the server.
-        result: File that it writes, beside ``prompts.json``.
-        options: What the user chose.
-    """
+    """``vllm bench serve``, greedy, all answers equally long."""
     prompts = result.with_name("prompts.json")
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
     command += ["--base-url", f"http://127.0.0.1:{port}", "--backend", "openai"]
@@ -245,7 +229,7 @@ def bench_command(
     command += ["--num-warmups", str(2 * options.concurrency), "--ignore-eos"]
     command += ["--disable-tqdm", "--save-result", "--save-detailed"]
     command += ["--result-dir", str(result.parent), "--result-filename", result.name]
-    if "--trust-remote-code" in options.serve_args:
+    if "--trust-remote-code" in shlex.split(options.serve_args):
         command.append("--trust-remote-code")
     return command
 
@@ -272,12 +256,7 @@ def max_model_len_tokens(model: str, max_tokens: int) -> int:
 def summarise(
     options: DemoOptions, measured: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The result's figures: see the top of this file.
-
-    Args:
-        options: What the user chose.
-        measured: What ``vllm bench serve`` saved, by method; no speculation first.
-    """
+    """The result's figures: see the top of this file."""
     baseline = measured[NO_SPECULATION]
     expected = baseline["generated_texts"]
     methods = {
@@ -299,7 +278,7 @@ def summarise(
         "num_compared": len(expected) * (len(measured) - 1),
         "differences": differences,
         "is_exact": not differences,
-        "options": json.loads(json.dumps(asdict(options), default=str)),
+        "options": options.as_json(),
     }
 
 
@@ -309,14 +288,7 @@ def print_demo(
     measured: Mapping[str, Mapping[str, Any]],
     console: Console,
 ) -> None:
-    """A text, the table, and whether all texts are equal.
-
-    Args:
-        result: See the top of this file.
-        prompts: Their texts.
-        measured: What ``vllm bench serve`` saved, by method.
-        console: Where to print.
-    """
+    """A text, the table, and whether all texts are equal."""
     console.out(prompts[0][-160:], style="dim", highlight=False, end="")
     console.out(measured[METHOD]["generated_texts"][0], style="green", highlight=False)
     table = Table()

@@ -82,11 +82,6 @@ def engine_environ(
 
     One thread each, unless the user says otherwise: idle neighbours on a shared
     machine make two threads slower than one.
-
-    Args:
-        environ: Variables to start from.
-        scratch: Folder for temporary files: vLLM leaves sockets behind.
-        local_model: The model is a folder, so the hub need not be asked.
     """
     defaults = {
         "OMP_NUM_THREADS": "1",

@@ -50,14 +50,7 @@ class EngineProcess:
     def __init__(
         self, name: str, log: Path, environ: Mapping[str, str], module: str
     ) -> None:
-        """Start the process; its engine is not started yet.
-
-        Args:
-            name: For error messages.
-            log: File for what vLLM prints.
-            environ: Variables of the process.
-            module: Has the function `obey`.
-        """
+        """Start the process; its engine is not started yet."""
         self.name = name
         self.log = log
         self._process, self._connection = _start_process(log, environ, module)
@@ -150,13 +143,7 @@ class EngineGroup:
     def start(
         self, name: str, arguments: Mapping[str, Any], log: Path
     ) -> EngineProcess:
-        """Start a process and its engine, without waiting for its facts.
-
-        Args:
-            name: Unique within the group.
-            arguments: Of vLLM's ``EngineArgs``.
-            log: File for what vLLM prints; temporary files go beside it.
-        """
+        """Start a process and its engine, without waiting for its facts."""
         is_local = Path(arguments["model"]).is_dir()
         environ = engine_environ(os.environ, log.parent, is_local)
         engine = self.engines[name] = EngineProcess(name, log, environ, self.module)

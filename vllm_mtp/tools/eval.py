@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,73 +34,60 @@ from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
 from vllm_mtp.tools.eval_journal import EvalJournal
 from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import print_eval
-from vllm_mtp.tools.option_checks import check_fields, refuse, resolve_model
+from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
+from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
-MAX_CONCURRENCY = 512
 KV_CACHE_MIB = 512
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """What the user chose.
+class EvalOptions(Options):
+    """Measure acceptance prompt by prompt, to be compared by `vllm-mtp compare`."""
 
-    Attributes:
-        output: File to write.
-        model: Folder or hub name for an engine of our own; of a server, which of its
-            models; None for the only one of the server.
-        server: Base URL of a running server, up to ``/v1``; None for an engine.
-        prompts: See `load_prompts`.
-        num_prompts: How many at most; None for all.
-        draft_length: K of every request; None for the controller's choice.
-        temperature: Of sampling.
-        max_tokens: Of every answer.
-        concurrency: Requests at a time.
-        dtype: Of our own engine.
-        max_model_len: Of our own engine.
-        speculative_config: Of our own engine.
-    """
-
-    output: Path
-    model: str | None = None
-    server: str | None = None
-    prompts: Path | None = None
-    num_prompts: int | None = None
-    draft_length: int | None = 3
-    temperature: float = 0.0
-    max_tokens: int = 256
-    concurrency: int = 8
-    dtype: str = "auto"
-    max_model_len: int = 2048
-    speculative_config: dict[str, Any] = field(
-        default_factory=lambda: {"method": METHOD, "draft_vocab": FULL}
+    output: Path = argument("Evaluation to write (JSON).")
+    model: str | None = option(
+        None, f"{MODEL_HELP} Of a server: which of its models. Unset: its only one."
+    )
+    server: str | None = option(
+        None,
+        "Ask a running server instead, for example http://localhost:8000/v1 (its key: "
+        "OPENAI_API_KEY).",
+    )
+    prompts: Path | None = option(
+        None,
+        "A .jsonl with text or messages, id and category. Unset: what the checkpoint "
+        "brings, or 96 built-in ones in 8 categories.",
+    )
+    num_prompts: int | None = option(None, "At most. Unset: all.", 1, 10**6)
+    k: str = option("3", "Draft length of every request, or auto: the controller's.")
+    temperature: float = option(0.0, "Of sampling.", 0, 2)
+    max_tokens: int = option(256, "Of every answer.", 1, 10**5)
+    concurrency: int = option(8, "Requests at a time.", 1, 512)
+    dtype: str = option("auto", "Of an engine of our own.")
+    max_model_len: int = option(2048, "Of an engine of our own.", 16, 10**7)
+    speculative_config: dict[str, Any] = option(
+        {"method": METHOD, "draft_vocab": FULL}, "Of an engine of our own (JSON)."
     )
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        check_fields(
-            self,
-            {
-                "num_prompts": (1, 10**6),
-                "draft_length": (1, 16),
-                "temperature": (0, 2),
-                "max_tokens": (1, 10**5),
-                "concurrency": (1, MAX_CONCURRENCY),
-                "max_model_len": (16, 10**7),
-            },
-            names={"draft_length": "k", "num_prompts": "num-prompts"},
-        )
+        """Check every option; see `Options`."""
+        super().__post_init__()
+        if self.k != AUTO and not self.k.isdecimal():
+            refuse("k", self.k, f"{AUTO!r} or a whole number")
+        if self.draft_length is not None and not 1 <= self.draft_length <= 16:
+            refuse("k", self.draft_length, "a number from 1 to 16")
         if self.model is None and self.server is None:
             raise ConfigError("model: name one, or a server that has one")
-        if not self.output.parent.is_dir():
-            refuse("output", str(self.output), "a file in a folder that exists")
+        check_output(self.output)
         if self.output.exists():
             raise ConfigError(f"output: {self.output} exists already; name another")
+
+    @property
+    def draft_length(self) -> int | None:
+        """K of every request; None for the controller's choice."""
+        return None if self.k == AUTO else int(self.k)
 
     @property
     def sampling(self) -> Sampling:
@@ -110,10 +97,6 @@ class EvalOptions:
 
 def run_eval(options: EvalOptions, console: Console) -> EvalFile:
     """Ask what is not answered yet, write and print.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Raises:
         ConfigError: Prompts or server cannot be used.

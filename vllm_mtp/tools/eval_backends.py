@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from openai import APIConnectionError, APIError, OpenAI
-
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.request_options import AUTO, FLAT_KEY
 from vllm_mtp.tools.engine_arguments import EngineSize
@@ -68,16 +66,12 @@ class ServerBackend:
     ) -> None:
         """Ask the server which model it serves, unless it is named.
 
-        Args:
-            base_url: Up to ``/v1``.
-            model: As the server names it.
-            api_key: Of the server.
-            sampling: Of every request.
-            concurrency: Requests at a time.
-
         Raises:
             ConfigError: There is no server, or it serves several models.
         """
+        # Takes a second to import.
+        from openai import OpenAI
+
         self._client = OpenAI(
             base_url=base_url, api_key=api_key, max_retries=1, timeout=REQUEST_TIMEOUT_S
         )
@@ -131,6 +125,8 @@ class ServerBackend:
 
 @contextmanager
 def _server_errors(url: str) -> Iterator[None]:
+    from openai import APIConnectionError, APIError
+
     try:
         yield
     except APIConnectionError:
@@ -146,14 +142,7 @@ class EngineBackend:
     def __init__(
         self, engine: EngineProcess, sampling: Sampling, concurrency: int, limit: int
     ) -> None:
-        """The engine is started.
-
-        Args:
-            engine: Keeps detailed metrics of each request.
-            sampling: Of every request.
-            concurrency: Requests at a time.
-            limit: Most tokens of a prompt and its answer.
-        """
+        """The engine is started."""
         self._engine, self._sampling = engine, sampling
         self._concurrency, self._limit = concurrency, limit
 
@@ -196,12 +185,7 @@ class EngineBackend:
 def tokenize_prompts(
     engine: EngineProcess, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
-    """Token ids of prompts, in their order; conversations end where an answer begins.
-
-    Args:
-        engine: Started; its tokenizer is asked.
-        prompts: Texts and conversations.
-    """
+    """Token ids, in order; conversations end where an answer begins."""
     texts = [prompt.text for prompt in prompts if prompt.messages is None]
     chats = [
         [message.model_dump() for message in prompt.messages]

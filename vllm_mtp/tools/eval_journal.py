@@ -19,10 +19,6 @@ class EvalJournal:
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         """Read what is there, or begin.
 
-        Args:
-            path: Of the file.
-            header: What is evaluated.
-
         Raises:
             ConfigError: The file is of another evaluation.
         """
@@ -79,12 +75,7 @@ class EvalJournal:
         return [prompt for prompt in prompts if prompt.id not in self.records]
 
     def add(self, record: PromptRecord, seconds: float) -> None:
-        """A prompt is finished.
-
-        Args:
-            record: Its counts.
-            seconds: Since the one before.
-        """
+        """A prompt is finished."""
         self.records[record.id] = record
         self.seconds += seconds
         self._write({"record": record.model_dump(), "seconds": seconds})

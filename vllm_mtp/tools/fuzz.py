@@ -25,7 +25,7 @@ from vllm_mtp.tools.fuzz_compare import (
     exclusion,
 )
 from vllm_mtp.tools.fuzz_corpus import ANSWER_TOKENS, choose_openings, make_corpus
-from vllm_mtp.tools.fuzz_engines import Player, Start, start_here
+from vllm_mtp.tools.fuzz_engines import Player, Start
 from vllm_mtp.tools.fuzz_options import V2_ONLY
 from vllm_mtp.tools.fuzz_reference import Reference
 from vllm_mtp.tools.fuzz_requests import Request, make_plays
@@ -111,19 +111,11 @@ class Prepared:
 def prepared(
     setting: Setting,
     num_requests: int,
-    start: Start = start_here,
+    start: Start,
     without: Collection[str] = (),
     plays: Sequence[Play] | None = None,
 ) -> Iterator[Prepared]:
-    """Within: requests, and an engine without speculation that has answered them.
-
-    Args:
-        setting: Of all engines.
-        num_requests: How many to make.
-        start: How to start engines.
-        without: Kinds of requests to leave out.
-        plays: These, instead of random ones.
-    """
+    """Within: requests, and an engine without speculation that has answered them."""
     on_gpu = bool(gpu_names())
     arguments = reference_arguments(setting.model, setting.engine_args, on_gpu)
     player = Player(start, "reference", arguments, MAX_REFERENCE_STARTS)
@@ -146,14 +138,7 @@ def random_plays(
     num_requests: int,
     without: Collection[str] = (),
 ) -> list[Play]:
-    """Requests made of what an engine without speculation says.
-
-    Args:
-        player: Of that engine.
-        setting: Of all engines.
-        num_requests: How many to make.
-        without: Kinds of requests to leave out.
-    """
+    """Requests made of what an engine without speculation says."""
     from vllm_mtp.tools.prompts import load_prompts
 
     texts = [prompt.plain_text for prompt in load_prompts(None, setting.model, 128)]
@@ -183,18 +168,10 @@ def find_differences(
     ready: Prepared,
     axis_name: str,
     plays: Sequence[Play],
-    start: Start = start_here,
+    start: Start,
     max_failures: int = 5,
 ) -> Findings:
-    """Play on one axis and compare.
-
-    Args:
-        ready: Requests and their right answers.
-        axis_name: One of `AXES`.
-        plays: Which of the requests.
-        start: How to start engines.
-        max_failures: Stop at that many.
-    """
+    """Play on one axis and compare."""
     player = axis_player(ready.setting, axis_name, start)
     plays = [on_axis(AXES[axis_name], play) for play in plays]
     reference = ready.reference_of(axis_name)
@@ -233,15 +210,7 @@ def compare_play(
     played: Mapping[str, Any],
     findings: Findings,
 ) -> None:
-    """Compare a play's answers with the reference's, and add up what is found.
-
-    Args:
-        reference: Knows the right answers.
-        axis_name: Name of the engine.
-        play: The requests.
-        played: See ``integration/fuzz/engine.py``.
-        findings: Added to.
-    """
+    """Compare a play's answers with the reference's, and add up what is found."""
     findings.num_requests += len(play)
     lost = set(played["in_flight"]) if played["died"] else set()
     if played["died"]:

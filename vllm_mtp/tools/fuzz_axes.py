@@ -84,12 +84,7 @@ class Axis:
     def exclusion(
         self, play: Sequence[Mapping[str, Any]], request: Mapping[str, Any]
     ) -> str | None:
-        """Why a request's answers cannot be held against the reference's, or None.
-
-        Args:
-            play: As it was played.
-            request: One of its requests.
-        """
+        """Why a request's answers cannot be held against the reference's, or None."""
         options = [chunk["sampling"] for chunk in request["chunks"]]
         is_sampled = any(each.get("temperature") for each in options)
         is_async = self.arguments.get("async_scheduling")
@@ -124,15 +119,7 @@ def axis_arguments(
     user: Mapping[str, Any],
     on_gpu: bool,
 ) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs`` for an axis.
-
-    Args:
-        axis: One of `AXES`.
-        model: Folder or hub name.
-        speculative_config: The user's.
-        user: The user's arguments; the axis' own win.
-        on_gpu: Let vLLM compile and capture graphs.
-    """
+    """Arguments of vLLM's ``EngineArgs`` for an axis."""
     # Pins are drawn up to this K, whatever the controller.
     bound = {"num_speculative_tokens": DEFAULT_DRAFT_LENGTH}
     config = {**bound, **speculative_config, **axis.speculation, "method": METHOD}
@@ -151,10 +138,6 @@ def on_axis(axis: Axis, play: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     vLLM loses sessions that are preempted under async scheduling, without speculation,
     too (``docs/upstream/preempted-session.md``): where that happens there are none.
-
-    Args:
-        axis: One of `AXES`.
-        play: Requests.
     """
     play = list(play) if axis.is_disturbed else undisturbed(play)
     if axis.has_small_cache and axis.arguments.get("async_scheduling"):
@@ -175,13 +158,7 @@ def _adapted(request: dict[str, Any]) -> dict[str, Any]:
 def reference_arguments(
     model: str, user: Mapping[str, Any], on_gpu: bool
 ) -> dict[str, Any]:
-    """Arguments of vLLM's ``EngineArgs`` for the engine without speculation.
-
-    Args:
-        model: Folder or hub name.
-        user: The user's arguments.
-        on_gpu: Let vLLM compile and capture graphs.
-    """
+    """Arguments of vLLM's ``EngineArgs`` for the engine without speculation."""
     size = EngineSize(model, MAX_MODEL_LEN, REFERENCE_SEATS, kv_cache_mib=KV_CACHE_MIB)
     usual = engine_arguments(size, None, on_gpu)
     # A whole prompt in one step: on a CPU vLLM dies of a seed where it is cut.

@@ -51,11 +51,7 @@ class Difference(NamedTuple):
 
 
 def exclusion(request: Mapping[str, Any]) -> str | None:
-    """Why a request's answers cannot be held against the reference's, or None.
-
-    Args:
-        request: See `fuzz_requests.py`.
-    """
+    """Why a request's answers cannot be held against the reference's, or None."""
     has_sampled_only = True
     for chunk in request["chunks"]:
         sampling = chunk["sampling"]
@@ -79,12 +75,7 @@ def _pin(sampling: Mapping[str, Any]) -> Any:
 
 
 def compare(expected: Answer, found: Answer) -> Difference | None:
-    """First difference between two answers to one request.
-
-    Args:
-        expected: Of the reference, not aborted.
-        found: Of the engine, perhaps aborted.
-    """
+    """First difference between two answers to one request."""
     if bool(expected["refused"]) != bool(found["refused"]):
         return Difference("refusal", expected["refused"], found["refused"])
     if found["problems"]:
@@ -146,12 +137,21 @@ def _compare_whole(expected: Answer, found: Answer) -> Difference | None:
     problem = compare_logprobs(expected["prompt_logprobs"], found["prompt_logprobs"])
     if problem:
         return Difference("prompt logprobs", None, problem)
-    rows, our_rows = (each["prompt_token_id_logprobs"] for each in (expected, found))
-    if len(rows or ()) != len(our_rows or ()):
-        return Difference("prompt_logprob_token_ids", rows, our_rows)
-    for right, ours in zip(rows or (), our_rows or (), strict=True):
+    rows, our_rows = (
+        each["prompt_token_id_logprobs"] or () for each in (expected, found)
+    )
+    return _compare_rows(rows, our_rows)
+
+
+def _compare_rows(
+    rows: Sequence[Sequence[float]], our_rows: Sequence[Sequence[float]]
+) -> Difference | None:
+    what = "prompt_logprob_token_ids"
+    if len(rows) != len(our_rows):
+        return Difference(what, rows, our_rows)
+    for right, ours in zip(rows, our_rows, strict=True):
         if not all(map(_is_near, right, ours)):
-            return Difference("prompt_logprob_token_ids", right, ours)
+            return Difference(what, right, ours)
     return None
 
 
@@ -183,15 +183,21 @@ def compare_logprobs(
     if len(found) != (len(expected) if count is None else count):
         return f"{len(found)} positions, not {count or len(expected)}"
     for position, (right, ours) in enumerate(zip(expected, found, strict=False)):
-        if right is None or ours is None:
-            problem = "" if right is ours else "only one engine has them"
-        else:
-            problem = _compare_entries(right, ours)
-        if not problem and token_ids and ours and token_ids[position] not in ours:
-            problem = f"the chosen token {token_ids[position]} is not there"
-        if problem:
+        chosen = token_ids[position] if token_ids else None
+        if problem := _compare_position(right, ours, chosen):
             return f"position {position}: {problem}"
     return ""
+
+
+def _compare_position(
+    right: Entries | None, ours: Entries | None, chosen: int | None
+) -> str:
+    if right is None or ours is None:
+        return "" if right is ours else "only one engine has them"
+    problem = _compare_entries(right, ours)
+    if not problem and chosen is not None and ours and chosen not in ours:
+        return f"the chosen token {chosen} is not there"
+    return problem
 
 
 def _compare_entries(right: Entries, ours: Entries) -> str:

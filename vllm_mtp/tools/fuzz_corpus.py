@@ -64,14 +64,7 @@ def choose_openings(
     max_model_len: int,
     seed: int,
 ) -> list[Opening]:
-    """Prompts of every length, some of which begin alike.
-
-    Args:
-        texts: Of the model's domain.
-        token_ids: The same, tokenized.
-        max_model_len: Of the engines (tokens).
-        seed: The same one chooses the same.
-    """
+    """Prompts of every length, some of which begin alike."""
     rng = Random(f"openings {seed}")
     stream = [token for ids in token_ids for token in ids]
     openings = []
@@ -100,15 +93,7 @@ def make_corpus(
     max_model_len: int,
     max_draft_length: int,
 ) -> Corpus:
-    """Put prompts and their answers together.
-
-    Args:
-        openings: Prompts.
-        answers: ``token_ids`` and ``text`` of the target's answer to each.
-        vocab_size: Of the model.
-        max_model_len: Of the engines (tokens).
-        max_draft_length: Upper bound on K.
-    """
+    """Put prompts and their answers together."""
     prompts = tuple(
         KnownPrompt(
             opening.text,

@@ -28,12 +28,7 @@ Request = dict[str, Any]
 
 
 def disturb(play: Sequence[Request], rng: Random) -> list[Request]:
-    """The play with disturbances.
-
-    Args:
-        play: Requests.
-        rng: Source of all choices.
-    """
+    """The play with disturbances."""
     count = min(rng.choice(NUM_IN_PLAY), len(play))
     chosen = set(rng.sample(range(len(play)), count))
     disturbed = []

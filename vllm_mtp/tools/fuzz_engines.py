@@ -1,17 +1,14 @@
-"""Engines of the fuzzer: in processes of their own, or one at a time in this one.
+"""Engines of the fuzzer, in processes of their own: one that dies takes nothing along.
 
-A process is what the command uses: two engines side by side, and one that dies takes
-nothing with it. In this process an engine can be changed by a test that plants a fault.
+`Start` is what a test replaces to have them in its own process, where it plants faults.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from vllm_mtp.tools.engine_process import MODULE, START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
 from vllm_mtp.tools.server_process import ServerError
 
 COUNTS = (
@@ -33,11 +30,7 @@ Start = Callable[[str, Mapping[str, Any]], AbstractContextManager[Engine]]
 
 
 def process_starter(logs: Path) -> Start:
-    """Each engine in a process of its own.
-
-    Args:
-        logs: Folder for what vLLM prints.
-    """
+    """Each engine in a process of its own."""
     numbers = iter(range(10**6))
 
     @contextmanager
@@ -51,48 +44,13 @@ def process_starter(logs: Path) -> Start:
     return start
 
 
-class _LocalEngine:
-    """An engine of this process."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._engine = import_module(MODULE).CommandedEngine(dict(arguments))
-
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = getattr(self._engine, command)(**arguments)
-        return answer
-
-    def close(self) -> None:
-        self._engine.engine.engine_core.shutdown()
-        del self._engine
-
-
-@contextmanager
-def start_here(name: str, arguments: Mapping[str, Any]) -> Iterator[Engine]:
-    """An engine of this process, alone in it; a `Start`."""
-    engine = _LocalEngine(arguments)
-    try:
-        yield engine
-    finally:
-        engine.close()
-        # An engine freezes itself when it has started.
-        gc.unfreeze()
-        gc.collect()
-
-
 class Player:
     """Plays in an engine, and starts another one when it has died."""
 
     def __init__(
         self, start: Start, name: str, arguments: Mapping[str, Any], max_starts: int
     ) -> None:
-        """Nothing is started before the first play.
-
-        Args:
-            start: How to start one.
-            name: Of the engine.
-            arguments: Of vLLM's ``EngineArgs``.
-            max_starts: How many engines may be started.
-        """
+        """Nothing is started before the first play."""
         self.name = name
         self.num_starts = 0
         self.counts = dict.fromkeys(COUNTS, 0)

@@ -14,11 +14,7 @@ class Reference:
     """The engine without speculation, and what it has answered."""
 
     def __init__(self, player: Player) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            player: Of the engine.
-        """
+        """Nothing is asked yet."""
         self.player = player
         self.answers: dict[str, Answer] = {}
         """By name of the request."""
@@ -42,9 +38,8 @@ class Reference:
             # One of those in flight did it: halve them until it is alone.
             again = [r for r in batch if r["name"] not in self.answers]
             half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
-            rest = [r for r in again if r not in half]
             self.learn(half)
-            waiting = rest + waiting
+            waiting = [r for r in again if r not in half] + waiting
 
     def knows(self, name: str) -> bool:
         """Whether a request has been answered, or cannot be."""

@@ -65,14 +65,7 @@ _SESSION_ANSWER_TOKENS = 24
 def make_plays(
     corpus: Corpus, num_requests: int, seed: int, without: Collection[str] = ()
 ) -> list[list[Request]]:
-    """Random requests in plays.
-
-    Args:
-        corpus: What is known of the model.
-        num_requests: In all plays together.
-        seed: The same one makes the same.
-        without: Kinds (of `KINDS`) to leave out.
-    """
+    """Random requests in plays."""
     plays = []
     for first in range(0, num_requests, PLAY_REQUESTS):
         numbers = range(first, min(first + PLAY_REQUESTS, num_requests))
@@ -116,14 +109,7 @@ def _loses_seed(request: Request, rng: Random, without: Collection[str]) -> bool
 def make_request(
     corpus: Corpus, name: str, rng: Random, without: Collection[str] = ()
 ) -> Request:
-    """A random request that arrives at once.
-
-    Args:
-        corpus: What is known of the model.
-        name: Unique in its play.
-        rng: Source of all choices.
-        without: Kinds (of `KINDS`) to leave out.
-    """
+    """A random request that arrives at once."""
     if rng.random() < SESSION_CHANCE and SESSION not in without:
         return _make_session(corpus, name, rng, without)
     prompt = rng.choice(corpus.prompts)
@@ -182,11 +168,7 @@ def _sample(
 
 
 def make_consistent(options: Mapping[str, Any]) -> Options:
-    """Options that vLLM accepts together: a later one gives way.
-
-    Args:
-        options: Fields of ``SamplingParams`` as plain data.
-    """
+    """Options that vLLM accepts together: a later one gives way."""
     kept = dict(options)
     most = kept.get("max_tokens")
     if most is not None and kept.get("min_tokens", 0) > most:

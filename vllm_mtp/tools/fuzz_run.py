@@ -59,19 +59,7 @@ MAX_SHRUNK = 3
 
 @dataclass(frozen=True)
 class FuzzOptions:
-    """What the user chose.
-
-    Attributes:
-        model: Folder or hub name.
-        num_requests: How many to make.
-        seed: The same one makes the same; each round has the next one.
-        without: Kinds of requests to leave out.
-        axes: Engines; None for all.
-        request: A play to repeat (JSON) instead of random ones.
-        speculative_config: What is verified.
-        engine_args: Further arguments of vLLM's ``EngineArgs``.
-        output: File for the report (JSON); None for none.
-    """
+    """What the user chose; see `cli/verify.py`."""
 
     model: str
     num_requests: int = 2000
@@ -106,9 +94,6 @@ class FuzzOptions:
 def parse_case(text: str) -> tuple[str, Play]:
     """Engine and play of ``--request``.
 
-    Args:
-        text: As `command_of` prints it.
-
     Raises:
         ConfigError: It is none.
     """
@@ -130,10 +115,6 @@ def parse_case(text: str) -> tuple[str, Play]:
 
 def run_fuzzer(options: FuzzOptions, console: Console) -> dict[str, Any]:
     """Make requests, let all engines answer, compare, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Returns:
         The report as it was written.

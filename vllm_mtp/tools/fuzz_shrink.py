@@ -27,22 +27,12 @@ class Shrinker:
     """Tries smaller plays, as often as it may."""
 
     def __init__(self, still_fails: StillFails, max_tries: int = MAX_TRIES) -> None:
-        """Begin.
-
-        Args:
-            still_fails: Plays and compares.
-            max_tries: How often that may be asked.
-        """
+        """Begin."""
         self.num_left = max_tries
         self._still_fails = still_fails
 
     def shrink(self, play: Play, name: str = "") -> Play:
-        """A smaller play that fails, too.
-
-        Args:
-            play: It fails.
-            name: Of the request that does; empty if nobody knows.
-        """
+        """A smaller play that fails, too."""
         play = self._fewer_requests(play, name)
         play = self._repeat(play, _without_disturbance)
         play = self._repeat(play, _with_fewer_chunks)

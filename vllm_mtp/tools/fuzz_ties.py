@@ -15,12 +15,7 @@ from vllm_mtp.tools.fuzz_requests import Request
 
 
 def sort_out_ties(ready: Prepared, findings: Findings) -> None:
-    """Move failures that are ties, by the reference's word, to the ties.
-
-    Args:
-        ready: With an engine that can still be asked.
-        findings: Changed.
-    """
+    """Move failures that are ties, by the reference's word, to the ties."""
     failures = []
     for failure in findings.failures:
         if failure.name and is_tie(ready.reference_of(failure.axis), failure):
@@ -31,12 +26,7 @@ def sort_out_ties(ready: Prepared, findings: Findings) -> None:
 
 
 def is_tie(reference: Reference, failure: Failure) -> bool:
-    """Whether the reference says the found token when its logit is a little higher.
-
-    Args:
-        reference: With an engine that can be asked.
-        failure: Of a request.
-    """
+    """Whether the reference says the found token when its logit is a little higher."""
     difference = failure.difference
     if difference.position is None:
         return False

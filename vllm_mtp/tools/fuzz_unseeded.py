@@ -39,13 +39,7 @@ def drop_seed(request: Request, rng: Random) -> Request:
 def check_alone(
     request: Mapping[str, Any], expected: Answer, found: Answer
 ) -> Difference | None:
-    """What of an answer its own parameters do not allow.
-
-    Args:
-        request: See `is_unseeded`.
-        expected: Of the reference, which must refuse the same requests.
-        found: Of the engine.
-    """
+    """What of an answer its own parameters do not allow."""
     if bool(expected["refused"]) != bool(found["refused"]):
         return Difference("refusal", expected["refused"], found["refused"])
     if found["problems"]:

@@ -16,12 +16,7 @@ POWER = 0.9
 
 
 def homogeneity_p_value(first: Iterable[Hashable], second: Iterable[Hashable]) -> float:
-    """Probability of a difference this large if both samples share a distribution.
-
-    Args:
-        first: Outcomes of one engine.
-        second: Outcomes of the other, independent of the first.
-    """
+    """Probability of a difference this large if both samples share a distribution."""
     cells = _pooled(first, second)
     assert len(cells) >= MIN_CELLS, f"too few outcomes to compare: {len(cells)}"
     return float(chi2_contingency(list(zip(*cells.values(), strict=True))).pvalue)
@@ -36,11 +31,6 @@ def smallest_shift(
     first: Sequence[Hashable], second: Sequence[Hashable], alpha: float
 ) -> float:
     """What the comparison would find nine times in ten.
-
-    Args:
-        first: Outcomes of one engine.
-        second: Outcomes of the other.
-        alpha: p-value below which a difference counts as found.
 
     Returns:
         Share of all outcomes, in 0..1, that one engine would have to turn from the

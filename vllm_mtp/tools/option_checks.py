@@ -103,9 +103,6 @@ def check_method(config: Mapping[str, object]) -> None:
 def resolve_model(model: str) -> str:
     """Find a checkpoint before an engine is started for it.
 
-    Args:
-        model: Folder or hub name.
-
     Returns:
         What vLLM is given.
 

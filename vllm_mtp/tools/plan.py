@@ -4,10 +4,8 @@ A step with draft length K commits ``L(K) = 1 + S_1 + .. + S_K`` tokens of a req
 (`acceptance`) and takes the time of verifying K + 1 rows of each request and of K draft
 steps. Its speedup is L(K) over that time in steps without speculation.
 
-The time comes from one of three sources:
+The time comes from one of two sources:
 
-- two measured ratios, of one more draft step and of one more row to verify, to a step
-  without speculation: then it is ``1 + K (draft + verify)``, for one batch;
 - the doctor's probe, which timed steps of several K: then it is what was seen, on a
   straight line between them, for the batch of the probe;
 - a machine and a model by their data sheets (`RooflineCost` states its assumptions):
@@ -26,7 +24,6 @@ import numpy as np
 
 from vllm_mtp.acceptance import (
     expected_acceptance_length,
-    relative_step_time,
     speedup,
     survival,
 )
@@ -78,8 +75,6 @@ class PlanOptions:
     Attributes:
         acceptance: Conditional acceptance of each position; the last one repeats.
         max_draft_length: Largest K of the table.
-        draft_cost: One draft step, in steps without speculation; None for a machine.
-        verify_cost: One more row to verify, in the same unit.
         probe: What the doctor timed, from K = 0 on; empty for a machine.
         hardware: One accelerator.
         model: What it runs.
@@ -91,8 +86,6 @@ class PlanOptions:
 
     acceptance: tuple[float, ...] = (0.8,)
     max_draft_length: int = 8
-    draft_cost: float | None = None
-    verify_cost: float = 0.0
     probe: tuple[ProbedStep, ...] = ()
     hardware: Hardware = H100
     model: Model = DENSE_7B
@@ -112,7 +105,6 @@ class PlanOptions:
                 refuse("acceptance", value, "numbers from 0 to 1")
         limits: dict[str, tuple[float, float]] = {
             "max_draft_length": (1, MAX_DRAFT_LENGTH),
-            "verify_cost": (0, 10),
             "num_gpus": (1, 4096),
             "context_tokens": (0, 10**7),
         }
@@ -121,29 +113,18 @@ class PlanOptions:
             if not low <= value <= high:
                 allowed = f"a number from {low:g} to {high:g}"
                 refuse(name.replace("_", "-"), value, allowed)
-        if self.draft_cost is not None and not 0 <= self.draft_cost <= 10:
-            refuse("draft-cost", self.draft_cost, "a number from 0 to 10")
-        self._check_sources()
+        if self.probe and self.max_draft_length > self.probe[-1].draft_length:
+            longest = self.probe[-1].draft_length
+            allowed = f"at most {longest}, the longest that was probed"
+            refuse("max-draft-length", self.max_draft_length, allowed)
         for batch in self.batches:
             if not 1 <= batch <= MAX_BATCH:
                 refuse("batch", batch, f"numbers from 1 to {MAX_BATCH}")
 
-    def _check_sources(self) -> None:
-        if self.verify_cost and self.draft_cost is None:
-            refuse("verify-cost", self.verify_cost, "unset where draft-cost is unset")
-        if not self.probe:
-            return
-        if self.draft_cost is not None:
-            refuse("draft-cost", self.draft_cost, "unset beside a probe")
-        longest = self.probe[-1].draft_length
-        if self.max_draft_length > longest:
-            allowed = f"at most {longest}, the longest that was probed"
-            refuse("max-draft-length", self.max_draft_length, allowed)
-
     @property
     def is_measured(self) -> bool:
         """Whether times were measured, at one batch."""
-        return self.draft_cost is not None or bool(self.probe)
+        return bool(self.probe)
 
     @property
     def survival(self) -> list[float]:
@@ -155,8 +136,6 @@ class PlanOptions:
     @property
     def step_times(self) -> StepTimes:
         """From the source that the user chose."""
-        if self.draft_cost is not None:
-            return measured_times(self.draft_cost, self.verify_cost)
         if self.probe:
             return probed_times(self.probe)
         cost = RooflineCost(self.hardware, self.model, self.num_gpus, self.is_fp8)
@@ -214,18 +193,6 @@ def stops_paying_at(options: PlanOptions) -> int | None:
             return stops
         stops = batch
     return stops
-
-
-def measured_times(draft_cost: float, verify_cost: float) -> StepTimes:
-    """From two ratios that were measured at one batch."""
-
-    def times(batch: int, draft_length: int) -> StepTime:
-        return StepTime(
-            relative_step_time(draft_length, 0.0, verify_cost),
-            relative_step_time(draft_length, draft_cost, verify_cost),
-        )
-
-    return times
 
 
 def probed_times(probe: Sequence[ProbedStep]) -> StepTimes:

@@ -93,9 +93,6 @@ def read_probe(path: Path) -> Probe:
 def read_acceptance(text: str) -> tuple[float, ...]:
     """Conditional acceptance of each position, of numbers or of an evaluation.
 
-    Args:
-        text: Numbers with commas between, or the file that ``vllm-mtp eval`` wrote.
-
     Raises:
         ConfigError: It is neither, or nothing was drafted in that evaluation.
     """

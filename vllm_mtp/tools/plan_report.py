@@ -16,10 +16,6 @@ _OF_ALL = (
     "; all requests accept alike and use the same K; positions after the last given "
     "one accept like it."
 )
-MEASURED = (
-    "Assumed: a step takes 1 + K (draft cost + verify cost) steps without speculation"
-    + _OF_ALL
-)
 PROBED = (
     "Assumed: a step takes as long as in the doctor's probe, at its batch, and between "
     "two probed K a straight line" + _OF_ALL
@@ -35,9 +31,7 @@ ROOFLINE = (
 
 def assumptions(options: PlanOptions) -> str:
     """Of the source of step times."""
-    if options.probe:
-        return PROBED
-    return MEASURED if options.is_measured else ROOFLINE
+    return PROBED if options.probe else ROOFLINE
 
 
 def run_plan(

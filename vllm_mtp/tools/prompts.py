@@ -1,4 +1,4 @@
-"""Prompts: from a file, from a data set, of a checkpoint, or built in."""
+"""Prompts: from a file, of a checkpoint, or built in."""
 
 import hashlib
 import json
@@ -55,9 +55,8 @@ def load_prompts(
     """The first prompts of a source.
 
     Args:
-        source: A ``.jsonl`` with ``text``, ``prompt`` or ``messages`` on each line, or
-            a folder with a data set of Hugging Face; None for what the checkpoint
-            brings, or else the built-in set.
+        source: A ``.jsonl`` with ``text``, ``prompt`` or ``messages`` on each line;
+            None for what the checkpoint brings, or else the built-in set.
         model: Folder or name of the model.
         num_prompts: How many at most; None for all.
 
@@ -66,9 +65,8 @@ def load_prompts(
     """
     own = Path(model) / PROMPTS_FILE
     path = source or (own if own.is_file() else BUILT_IN)
-    rows = _data_set(path) if path.is_dir() else _lines(path)
     prompts: list[Prompt] = []
-    for number, (place, row) in enumerate(rows, 1):
+    for number, (place, row) in enumerate(_lines(path), 1):
         if len(prompts) == num_prompts:
             break
         prompts.append(_prompt_of(row, number, place))
@@ -99,25 +97,6 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path}:{number}", json.loads(line)
             except (ValueError, RecursionError):
                 raise ConfigError(f"prompts: {path}:{number} is no JSON") from None
-
-
-def _data_set(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        from datasets import Dataset, load_from_disk
-    except ImportError:
-        raise ConfigError(
-            f"prompts: {path} is a folder: reading a data set needs the package "
-            "datasets (pip install datasets)"
-        ) from None
-    try:
-        found = load_from_disk(str(path))
-    except (OSError, ValueError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f"prompts: {path} is no data set: {first_line}") from None
-    parts = [found] if isinstance(found, Dataset) else list(found.values())
-    for part in parts:
-        for number, row in enumerate(part, 1):
-            yield f"{path}, row {number}", row
 
 
 def _prompt_of(row: Any, number: int, place: str) -> Prompt:

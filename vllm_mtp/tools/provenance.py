@@ -19,9 +19,6 @@ PACKAGES = ("vllm-mtp", "vllm", "torch", "transformers")
 def collect_provenance(command: Sequence[str]) -> dict[str, Any]:
     """Facts that another person needs to repeat or to doubt a figure.
 
-    Args:
-        command: Command line that measured.
-
     Returns:
         A dictionary that JSON can hold.
     """
@@ -44,9 +41,6 @@ def collect_provenance(command: Sequence[str]) -> dict[str, Any]:
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the code that runs; None outside a git checkout.
 
-    Args:
-        folder: A folder of the checkout.
-
     Returns:
         `commit` (None before the first one) and whether files differ from it.
     """
@@ -66,9 +60,6 @@ def gpu_names() -> list[str]:
 def describe_hardware(hardware: dict[str, Any]) -> str:
     """The machine in a few words, for titles.
 
-    Args:
-        hardware: Of `collect_provenance`.
-
     Returns:
         Its GPUs, or cores and processor where there is none.
     """
@@ -84,10 +75,6 @@ def describe_hardware(hardware: dict[str, Any]) -> str:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a result whole or not at all.
 
-    Args:
-        path: Target; an existing file is replaced in one step.
-        content: What JSON can hold.
-
     Raises:
         OSError: The folder is missing or cannot be written to.
     """
@@ -99,9 +86,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of another when the block succeeds.
-
-    Args:
-        path: Target; left as it is when the block raises.
 
     Yields:
         An empty file beside it.

@@ -250,11 +250,6 @@ def make_report(paths: Sequence[Path], kinds: Mapping[str, Kind] = KINDS) -> str
 def write_report(text: str, output: Path, results: Sequence[Path]) -> None:
     """Write a report, whole or not at all.
 
-    Args:
-        text: Of the report.
-        output: File; where it is a link, the link stays one.
-        results: Files that must not be replaced.
-
     Raises:
         ConfigError: It cannot be written.
     """

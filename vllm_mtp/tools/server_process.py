@@ -51,12 +51,6 @@ class ServerError(RuntimeError):
 def http_get(url: str) -> str:
     """Body of a page of a server on this machine.
 
-    Args:
-        url: Address on the loopback interface.
-
-    Returns:
-        The text.
-
     Raises:
         OSError: It could not be fetched (`urllib.error.URLError` is one).
     """
@@ -66,14 +60,7 @@ def http_get(url: str) -> str:
 
 
 def find_cause(lines: Sequence[str]) -> str | None:
-    """First exception that a log reports: the later ones follow from it.
-
-    Args:
-        lines: Of the log.
-
-    Returns:
-        The exception's type and message; None when the log has none.
-    """
+    """First exception that a log reports, if any: the later ones follow from it."""
     for line in lines:
         found = EXCEPTION.search(line)
         if found:
@@ -82,12 +69,7 @@ def find_cause(lines: Sequence[str]) -> str | None:
 
 
 def log_error(what: str, log: Path) -> ServerError:
-    """An error with its cause and the end of a log.
-
-    Args:
-        what: Who failed, and how.
-        log: Of the process.
-    """
+    """An error with its cause and the end of a log."""
     lines = log.read_text(errors="replace").splitlines()
     cause = find_cause(lines)
     tail = "\n".join(f"  | {line}" for line in lines[-LOG_TAIL_LINES:])
@@ -126,13 +108,7 @@ class Program:
     """A process with its group and its log."""
 
     def __init__(self, label: str, command: Sequence[str], log: Path) -> None:
-        """Describe a program; nothing is started.
-
-        Args:
-            label: What the user reads, as in "... ended with exit code 1".
-            command: Program and arguments.
-            log: File for its output.
-        """
+        """Describe a program; nothing is started."""
         self.label = label
         self.command = list(command)
         self.log = log
@@ -205,14 +181,7 @@ class Server(Program):
     """One ``vllm serve``."""
 
     def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
-        """Describe a server; nothing is started.
-
-        Args:
-            name: For the user.
-            command: Program and arguments.
-            port: The port that `command` makes it listen on.
-            log: File for its output.
-        """
+        """Describe a server; nothing is started."""
         super().__init__(f"the server for {name!r}", command, log)
         self.name = name
         self.url = f"http://127.0.0.1:{port}"
@@ -242,12 +211,7 @@ class ProgramGroup:
     """Programs that start together and are stopped together, whatever happens."""
 
     def __init__(self, programs: Sequence[Program], environ: Mapping[str, str]) -> None:
-        """Describe the group; nothing is started.
-
-        Args:
-            programs: Members.
-            environ: Variables of all of them.
-        """
+        """Describe the group; nothing is started."""
         self.programs = list(programs)
         self._environ = environ
 
@@ -288,21 +252,12 @@ class ServerGroup(ProgramGroup):
     """Servers that start together and are stopped together, whatever happens."""
 
     def __init__(self, servers: Sequence[Server], environ: Mapping[str, str]) -> None:
-        """Describe the group; nothing is started.
-
-        Args:
-            servers: Members.
-            environ: Variables of all of them.
-        """
+        """Describe the group; nothing is started."""
         super().__init__(servers, environ)
         self.servers = list(servers)
 
     def wait_ready(self, timeout_s: float, report: Callable[[str], None]) -> None:
         """Wait until every member answers.
-
-        Args:
-            timeout_s: Time limit.
-            report: Called a few times a second with a line about who is waited for.
 
         Raises:
             ServerError: One died, or the time is over.
@@ -327,12 +282,6 @@ def serve_environ(
 
     On a CPU engine and worker share the server's process, which saves the import of
     vLLM in two more.
-
-    Args:
-        environ: Variables to start from.
-        scratch: Folder for temporary files: vLLM leaves sockets behind.
-        local_model: The model is a folder, so the hub need not be asked.
-        on_gpu: The server uses a GPU.
     """
     added = {"VLLM_NO_USAGE_STATS": "1", "TMPDIR": str(scratch)}
     if not on_gpu:

@@ -18,7 +18,6 @@ Report (JSON)::
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -48,10 +47,6 @@ ITSELF = f"{NO_SPECULATION}, again"
 
 def run_verification(options: VerifyOptions, console: Console) -> dict[str, Any]:
     """Let all engines answer, compare, print and write.
-
-    Args:
-        options: What the user chose.
-        console: Where to print.
 
     Returns:
         The report as it was written.
@@ -119,12 +114,7 @@ def _ask(
 def summarise(
     answers: Mapping[str, Mapping[str, Any]], options: VerifyOptions
 ) -> dict[str, Any]:
-    """The report, from what each engine answered.
-
-    Args:
-        answers: By engine and setting; the target's second samples are under `ITSELF`.
-        options: What the user chose.
-    """
+    """The report, from what each engine answered."""
     target = answers[NO_SPECULATION]
     others = {name: found for name, found in answers.items() if name != NO_SPECULATION}
     sampled = {ITSELF: target[ITSELF], **others}
@@ -146,21 +136,27 @@ def summarise(
         for name, found in others.items()
     }
     return {
-        "is_exact": not any(each["defects"] for each in greedy.values())
-        and all(each["min_p_value"] > alpha for each in compared.values())
-        and all(each["comparisons"] for each in compared.values())
-        and any(each["accepted"] for each in verified.values()),
+        "is_exact": _is_exact(greedy, compared, verified),
         "greedy": greedy,
         "sampled": compared,
         "verified": verified,
-        "options": asdict(options)
-        | {
-            "prompts": options.prompts and options.prompts.name,
-            "output": options.output and options.output.name,
-            "tie_tolerance": options.tolerance,
-        },
+        "options": options.as_json() | {"tie_tolerance": options.tolerance},
         "provenance": collect_provenance(sys.argv),
     }
+
+
+def _is_exact(
+    greedy: Mapping[str, Any], sampled: Mapping[str, Any], verified: Mapping[str, Any]
+) -> bool:
+    """Neither a defect nor another distribution, and something was put to the test."""
+    return (
+        not any(each["defects"] for each in greedy.values())
+        and all(
+            each["comparisons"] and each["min_p_value"] > each["alpha"]
+            for each in sampled.values()
+        )
+        and any(each["accepted"] for each in verified.values())
+    )
 
 
 def _greedy_report(

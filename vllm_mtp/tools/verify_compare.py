@@ -58,12 +58,7 @@ class Comparison(NamedTuple):
 def greedy_differences(
     expected: Sequence[Answer], found: Sequence[Answer]
 ) -> list[Difference]:
-    """First difference of each text; what follows it is another text.
-
-    Args:
-        expected: The target's answers, with the likeliest tokens at each position.
-        found: The other engine's, to the same prompts.
-    """
+    """First difference of each text; what follows it is another text."""
     differences = []
     for prompt, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         pairs = zip(theirs["token_ids"], ours["token_ids"], strict=True)
@@ -87,13 +82,6 @@ def compare_samples(
 
     Where outcomes are so many that nearly all are rare, longer ones say nothing and
     are left out.
-
-    Args:
-        setting: Name of the sampling parameters.
-        expected: The target's samples.
-        found: The other engine's.
-        max_tokens: Most tokens to compare.
-        alpha: p-value below which a difference counts as found.
     """
     comparisons = []
     for number in range(1, max_tokens + 1):

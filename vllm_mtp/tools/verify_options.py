@@ -1,26 +1,18 @@
 """What the user of ``vllm-mtp verify`` chose, and what follows from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
-from vllm_mtp.tools.option_checks import (
-    check_fields,
-    check_method,
-    check_name,
-    check_output,
-    refuse,
-)
+from vllm_mtp.tools.option_checks import check_method, check_name, check_output
+from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 
 HOSTILE = f"{METHOD}, random K"
 """The same server with draft lengths that nobody would choose: a controller that finds
 drafting useless drafts nothing, and then nothing is verified."""
 
-MAX_PROMPTS = 1000
-MAX_TOKENS = 4096
-SAMPLE_LIMITS = (100, 100_000)
 SEATS = 64
 
 SAMPLED_SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,57 +35,45 @@ time 2^-24, 2^-11 or 2^-8 of a number is lost, over many layers, and logits are 
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
-    """What the user chose.
+class VerifyOptions(Options):
+    """What the user chose."""
 
-    Attributes:
-        model: Folder or hub name.
-        speculative_config: What is verified.
-        prompts: A ``.jsonl``, one ``text`` a line; None for those of the checkpoint.
-        num_prompts: Greedy texts.
-        max_tokens: Of each greedy text.
-        num_samples: Of each setting of `SAMPLED_SETTINGS`.
-        sampled_tokens: First tokens of a sample that are compared.
-        dtype: Weights and arithmetic.
-        tie_tolerance: See `TIE_TOLERANCES`; None for the dtype's.
-        false_alarm_rate: How often sampled texts of a correct server may be refused.
-        engine_args: Further arguments of vLLM's ``EngineArgs``.
-        output: File for the report (JSON); None for none.
-    """
-
-    model: str
-    speculative_config: dict[str, Any] = field(
-        default_factory=lambda: {"method": METHOD}
+    model: str = argument(MODEL_HELP)
+    speculative_config: dict[str, Any] = option(
+        {"method": METHOD}, "What is verified (JSON), as for `vllm serve`."
     )
-    prompts: Path | None = None
-    num_prompts: int = 32
-    max_tokens: int = 96
-    num_samples: int = 1000
-    sampled_tokens: int = 3
-    dtype: str = "float32"
-    tie_tolerance: float | None = None
-    false_alarm_rate: float = 1e-3
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    output: Path | None = None
+    prompts: Path | None = option(
+        None, "Prompts (.jsonl with `text`). Unset: the checkpoint's, or built-in ones."
+    )
+    num_prompts: int = option(32, "Greedy texts.", 1, 1000)
+    max_tokens: int = option(96, "Of each greedy text.", 1, 4096)
+    num_samples: int = option(
+        1000, "Of each sampling setting.", 100, 100_000, name="samples"
+    )
+    sampled_tokens: int = option(3, "First tokens of a sample that are compared.", 1, 8)
+    dtype: str = option(
+        "float32", "float32 tells most; bfloat16 and float16 exchange near-ties."
+    )
+    tie_tolerance: float | None = option(
+        None,
+        "Difference of log-probabilities that counts as a near-tie. Unset: 0.001 for "
+        "float32, 0.05 for float16, 0.3 for bfloat16.",
+        0,
+        10,
+    )
+    false_alarm_rate: float = option(
+        1e-3, "How often a correct server may be refused.", 1e-12, 0.1
+    )
+    engine_args: dict[str, Any] = option(
+        {},
+        "Further arguments of vLLM's EngineArgs (JSON), for example "
+        '{"tensor_parallel_size": 2}.',
+    )
+    output: Path | None = option(None, "Also write a report (JSON).")
 
     def __post_init__(self) -> None:
-        """Check every option.
-
-        Raises:
-            ConfigError: One of them has a value that is not allowed.
-        """
-        check_fields(
-            self,
-            {
-                "num_prompts": (1, MAX_PROMPTS),
-                "max_tokens": (1, MAX_TOKENS),
-                "num_samples": SAMPLE_LIMITS,
-                "sampled_tokens": (1, 8),
-                "false_alarm_rate": (1e-12, 0.1),
-            },
-        )
-        if self.tie_tolerance is not None and not 0 <= self.tie_tolerance <= 10:
-            refuse("tie-tolerance", self.tie_tolerance, "a number from 0 to 10")
+        """Check every option; see `Options`."""
+        super().__post_init__()
         check_name("dtype", self.dtype, tuple(TIE_TOLERANCES))
         check_method(self.speculative_config)
         check_output(self.output)

@@ -18,14 +18,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.drafting.vocabulary import default_num_rows, round_num_rows
 from vllm_mtp.drafting.vocabulary_list import VocabularyList, fingerprint
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.eval_backends import Sampling, started_engine
-from vllm_mtp.tools.option_checks import resolve_model
+from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
+from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option, required
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 
@@ -38,52 +37,50 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class VocabOptions:
-    """What the user chose.
+class VocabOptions(Options):
+    """Count tokens and write those that are worth a row of the draft head.
 
-    Attributes:
-        output: The list to write.
-        model: Folder or hub name.
-        texts: Files to count; of a ``.jsonl`` the field ``text`` of each line.
-        prompts: A ``.jsonl`` of prompts; what the target answers is counted.
-        max_tokens: Longest answer.
-        temperature: Of the answers.
-        dtype: Of the engine that answers.
-        size: Rows; None for `coverage`, or the usual number.
-        coverage: Share of what was counted that the rows shall cover.
+    Serve with it: --speculative-config '{"method":"mtp_plus","draft_vocab":"FILE"}'.
     """
 
-    output: Path
-    model: str
-    texts: tuple[Path, ...] = ()
-    prompts: Path | None = None
-    max_tokens: int = 256
-    temperature: float = 1.0
-    dtype: str = "auto"
-    size: int | None = None
-    coverage: float | None = None
+    output: Path = argument("List to write (JSON).")
+    model: str = required(MODEL_HELP)
+    text: list[Path] | None = option(
+        None,
+        "Text like what will be served; may be repeated. Of a .jsonl the field `text` "
+        "of each line.",
+    )
+    prompts: Path | None = option(
+        None,
+        "Prompts (.jsonl with `text` or `messages`): the target answers them, and its "
+        "answers are counted. Fits served text better.",
+    )
+    max_tokens: int = option(256, "Longest answer.", 1, 10**5)
+    temperature: float = option(1.0, "Of the answers.", 0, 2)
+    dtype: str = option("auto", "Of the engine that answers.")
+    size: int | None = option(
+        None,
+        "Rows of the draft head, rounded up to a multiple of 128. Unset: a quarter of "
+        "the vocabulary, at most 16384.",
+    )
+    coverage: float | None = option(
+        None, "Instead of --size: the share that shall be covered."
+    )
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the model.
-
-        Raises:
-            ConfigError: An option is missing, or has a value that is not allowed.
-        """
-        if not self.texts and self.prompts is None:
+        """Check what can be checked without the model; see `Options`."""
+        super().__post_init__()
+        files = [*(self.text or ()), *filter(None, [self.prompts])]
+        if not files:
             raise ConfigError("text: give files with --text, or --prompts")
         if self.size is not None and self.coverage is not None:
             raise ConfigError("coverage: give --size or --coverage, not both")
         if self.coverage is not None and not 0 < self.coverage <= 1:
-            raise ConfigError(
-                f"coverage: {self.coverage} is not allowed; must be above 0, at most 1"
-            )
-        for path in (*self.texts, *filter(None, [self.prompts])):
+            refuse("coverage", self.coverage, "above 0, at most 1")
+        for path in files:
             if not (path.is_file() and os.access(path, os.R_OK)):
                 raise ConfigError(f"text: {str(path)!r} is no file that can be read")
-        if not self.output.parent.is_dir():
-            raise ConfigError(
-                f"output: {str(self.output)!r} is in a folder that does not exist"
-            )
+        check_output(self.output)
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,6 @@ class ModelVocabulary:
 def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
     """Count, choose, write and print.
 
-    Args:
-        options: What the user chose.
-        console: Where to print.
-
     Raises:
         ConfigError: The model or a file cannot be used.
     """
@@ -117,7 +110,7 @@ def build_vocabulary(options: VocabOptions, console: Console) -> VocabularyList:
     model = read_model(name)
     _check_size(options.size, model.size)
     counts = np.zeros(model.size, np.int64)
-    texts = list(_read_texts(options.texts))
+    texts = list(_read_texts(options.text or ()))
     for text in track(texts, "counting", console=console, disable=not texts):
         # Not verbose: longer than the model's context is no matter here.
         ids = model.tokenizer.encode(text, add_special_tokens=False, verbose=False)
@@ -165,6 +158,9 @@ def choose_token_ids(
         size: Rows; None for `coverage`, or the usual number if that is None, too.
         coverage: Share of all counts that the rows shall cover.
     """
+    # Brings torch: seconds, not for the help of other commands.
+    from vllm_mtp.drafting.vocabulary import default_num_rows, round_num_rows
+
     vocab_size = len(counts)
     by_count = np.argsort(-counts, kind="stable")
     if size is None:
@@ -218,6 +214,9 @@ def read_model(name: str) -> ModelVocabulary:
     Raises:
         ConfigError: It cannot be read.
     """
+    # Takes seconds to import.
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
     try:
         config = AutoConfig.from_pretrained(name).get_text_config()
         tokenizer = AutoTokenizer.from_pretrained(name)

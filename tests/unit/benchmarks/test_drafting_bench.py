@@ -9,10 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.drafting import (
-    DraftingOptions,
-    draw_waves,
-    print_drafting,
-    summarise_drafting,
+    DraftingBench,
 )
 from benchmarks.grid.cells import Prompts
 from vllm_mtp.config import ConfigError
@@ -24,15 +21,15 @@ PROMPTS = Prompts(own={"code": [[i] for i in range(20)]}, contexts={}, vocab_siz
     ("change", "words"),
     [
         (
-            {"concurrencies": (1, 0)},
+            {"concurrency": (1, 0)},
             "concurrency: '1,0' is not allowed; must be",
         ),
         ({"draft_length": 9}, "draft-length: 9 is not allowed; must be a number from"),
         ({"temperature": -1.0}, "temperature: -1.0 is not allowed"),
         ({"top_p": 0.0}, "top-p: 0.0 is not allowed; must be a number above 0"),
         ({"request_tokens": 1}, "request-tokens: 1 is not allowed"),
-        ({"num_warm_ups": -1}, "warm-ups: -1 is not allowed"),
-        ({"num_repeats": 0}, "repeats: 0 is not allowed"),
+        ({"warm_ups": -1}, "warm-ups: -1 is not allowed"),
+        ({"repeats": 0}, "repeats: 0 is not allowed"),
         ({"dtype": "int8"}, "dtype: 'int8' is not allowed; must be one of float32"),
         ({"output": Path("/nowhere")}, "output: '/nowhere' is not allowed"),
     ],
@@ -41,12 +38,12 @@ def test_a_wrong_option_is_named_with_its_value(
     change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        DraftingOptions(**({"output": tmp_path} | change))
+        DraftingBench(**({"output": tmp_path} | change))
     assert words in str(error.value)
 
 
 def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
-    greedy = DraftingOptions(output=tmp_path, draft_vocab=Path("list.json"))
+    greedy = DraftingBench(output=tmp_path, draft_vocab=Path("list.json"))
     assert list(greedy.contenders) == [
         "none",
         "mtp",
@@ -59,17 +56,18 @@ def test_contenders_differ_in_their_drafts_alone(tmp_path: Path) -> None:
     ]
     free = greedy.contenders["mtp_plus, free"]
     assert free == {"method": "mtp_plus", "num_speculative_tokens": 3}
-    few = DraftingOptions(output=tmp_path, ablations=False)
+    few = DraftingBench(output=tmp_path, ablations=False)
     assert list(few.contenders) == ["none", "mtp", "mtp_plus", "mtp_plus, free"]
-    sampled = DraftingOptions(output=tmp_path, temperature=1.0)
+    sampled = DraftingBench(output=tmp_path, temperature=1.0)
     assert {"mtp, drawn", "mtp_plus, tested singly"} <= set(sampled.contenders)
     for config in (*greedy.contenders.values(), *sampled.contenders.values()):
         assert config is None or config["num_speculative_tokens"] == 3
 
 
 def test_every_round_has_other_prompts(tmp_path: Path) -> None:
-    options = DraftingOptions(output=tmp_path, temperature=0.5, request_tokens=7)
-    first, second, third = islice(draw_waves(PROMPTS, options), 3)
+    options = DraftingBench(output=tmp_path, temperature=0.5, request_tokens=7)
+    rounds = islice(options.waves(PROMPTS, 1), 3)
+    (first,), (second,), (third,) = rounds
     assert [each["prompt"][0] for each in first] == list(range(8))
     assert [each["prompt"][0] for each in second] == list(range(8, 16))
     assert [each["prompt"][0] for each in third] == [16, 17, 18, 19, 0, 1, 2, 3]
@@ -90,7 +88,7 @@ def figures(seconds: float, accepted: list[int], text: str = "same") -> dict[str
 
 
 def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
-    options = DraftingOptions(output=tmp_path, concurrencies=(1,))
+    options = DraftingBench(output=tmp_path, concurrency=(1,))
     names = list(options.contenders)
     rounds = [
         dict(
@@ -108,7 +106,7 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
         )
         for scale in (1.0, 2.0)
     ]
-    result = summarise_drafting(options, {1: rounds})
+    result = options.summarise({1: rounds})
     cell = result["cells"]["1"]
     assert cell["mtp_plus"]["over_mtp"]["each"] == pytest.approx([1.25, 1.25])
     for name in ("mtp_plus", "mtp_plus, free"):
@@ -119,7 +117,7 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
     assert cell["none"]["draft_columns"] is None
     assert result["identical_texts"]
     text = StringIO()
-    print_drafting(result, Console(file=text, width=100))
+    DraftingBench.show(result, Console(file=text, width=100))
     assert "0.90 0.40 0.10" in text.getvalue()
     assert "4096" in text.getvalue()
 
@@ -131,7 +129,7 @@ def test_ratios_are_to_vllms_mtp_and_paired(tmp_path: Path) -> None:
 def test_texts_must_agree_where_nothing_is_random_or_rounded(
     change: dict[str, Any], verdict: bool | None, tmp_path: Path
 ) -> None:
-    options = DraftingOptions(**({"output": tmp_path, "concurrencies": (1,)} | change))
+    options = DraftingBench(**({"output": tmp_path, "concurrency": (1,)} | change))
     texts = dict.fromkeys(options.contenders, figures(1.0, [36, 20, 4]))
     texts["mtp_plus"] = figures(1.0, [36, 20, 4], "another")
-    assert summarise_drafting(options, {1: [texts]})["identical_texts"] is verdict
+    assert options.summarise({1: [texts]})["identical_texts"] is verdict

@@ -8,16 +8,14 @@ import pytest
 from rich.console import Console
 
 from benchmarks.vocabulary import (
-    VocabularyBenchOptions,
+    VocabularyBench,
     draw_vocabulary,
-    print_vocabulary,
-    summarise_vocabulary,
 )
 from vllm_mtp.config import ConfigError
 
 
-def options(tmp_path: Path, **change: Any) -> VocabularyBenchOptions:
-    return VocabularyBenchOptions(output=tmp_path, **change)
+def options(tmp_path: Path, **change: Any) -> VocabularyBench:
+    return VocabularyBench(output=tmp_path, **change)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +33,7 @@ def test_a_wrong_option_is_named_with_its_value(
     change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        VocabularyBenchOptions(**({"output": tmp_path} | change))
+        VocabularyBench(**({"output": tmp_path} | change))
     assert words in str(error.value)
 
 
@@ -54,7 +52,7 @@ def test_ratios_are_of_the_rounds_that_they_name(tmp_path: Path) -> None:
         "auto": [1.0, 1.5, 1.9, 1.2, 1.8],
         "list": [2.0, 2.0, 2.0, 1.0, 1.0],
     }
-    result = summarise_vocabulary(lengths, 128, chosen)
+    result = chosen.summarise(lengths, 128)
     assert result["in_domain"]["auto_over_list"] == pytest.approx(1.7 / 2.0)
     assert result["other_domain"]["first"]["auto_over_list"] == pytest.approx(1.2)
     assert result["other_domain"]["last"]["auto_over_full"] == pytest.approx(0.9)
@@ -63,6 +61,6 @@ def test_ratios_are_of_the_rounds_that_they_name(tmp_path: Path) -> None:
     axes = draw_vocabulary(result).axes[0]
     assert len(axes.get_lines()) == 4
     output = StringIO()
-    print_vocabulary(result, Console(file=output, width=100))
+    VocabularyBench.show(result, Console(file=output, width=100))
     assert "auto / list 0.850" in output.getvalue()
     assert "code (learning)" in output.getvalue()

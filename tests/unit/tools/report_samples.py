@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.drafting import DraftingOptions, summarise_drafting
+from benchmarks.drafting import DraftingBench
 from benchmarks.grid.journal import Journal
 from benchmarks.grid.summary import summarise as summarise_grid
-from benchmarks.host import HostOptions, summarise_host
+from benchmarks.harness import Measurement
+from benchmarks.host import HostBench
+from benchmarks.vocabulary import VocabularyBench
 from tests.unit.benchmarks.grid_records import tiny_options, write_journal
 from tests.unit.benchmarks.host_rounds import host_round
 from vllm_mtp.config import METHOD
@@ -156,8 +158,13 @@ def _grid(folder: Path) -> Mapping[str, Any]:
     return summarise_grid(journal)
 
 
+def written(bench: Measurement, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As `run_bench` writes it."""
+    return {**found, "options": bench.as_json(), "provenance": PROVENANCE}
+
+
 def _drafting(folder: Path) -> Mapping[str, Any]:
-    options = DraftingOptions(output=folder, concurrencies=(1, 8))
+    bench = DraftingBench(output=folder, concurrency=(1, 8))
     rng = np.random.default_rng(0)
 
     def figures(name: str) -> dict[str, Any]:
@@ -172,8 +179,8 @@ def _drafting(folder: Path) -> Mapping[str, Any]:
             "texts_sha256": "same",
         }
 
-    rounds = [{name: figures(name) for name in options.contenders} for _ in range(5)]
-    return summarise_drafting(options, {1: rounds, 8: rounds})
+    rounds = [{name: figures(name) for name in bench.contenders} for _ in range(5)]
+    return written(bench, bench.summarise({1: rounds, 8: rounds}))
 
 
 def _vocab_build() -> Mapping[str, Any]:
@@ -190,13 +197,7 @@ def _vocab_build() -> Mapping[str, Any]:
 
 
 def _vocab_compare(folder: Path) -> Mapping[str, Any]:
-    # Brings torch and transformers.
-    from benchmarks.vocabulary import (
-        VocabularyBenchOptions,
-        summarise_vocabulary,
-    )
-
-    options = VocabularyBenchOptions(
+    options = VocabularyBench(
         output=folder, concurrency=1, request_tokens=10, learning_tokens=20
     )
     lengths = {
@@ -205,13 +206,14 @@ def _vocab_compare(folder: Path) -> Mapping[str, Any]:
         ]
         for name, factor in {"full": 1.0, "auto": 0.985, "list": 0.99}.items()
     }
-    return summarise_vocabulary(lengths, 1024, options)
+    return written(options, options.summarise(lengths, 1024))
 
 
 def _host() -> Any:
     """Two repeats of two batches."""
     rounds = [host_round(0.0125), host_round(0.0125)]
-    return summarise_host(HostOptions(), {1: rounds, 16: rounds})
+    bench = HostBench()
+    return written(bench, bench.summarise({1: rounds, 16: rounds}))
 
 
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {

@@ -119,13 +119,13 @@ def test_only_the_speculative_config_differs_between_the_servers() -> None:
 
 
 def test_further_arguments_come_last_and_win() -> None:
-    options = replace(OPTIONS, serve_args=("--max-num-seqs", "2"))
+    options = replace(OPTIONS, serve_args="--max-num-seqs 2")
     command = serve_command("owner/name", None, 8000, options, on_gpu=False)
     assert command[-2:] == ["--max-num-seqs", "2"]
 
 
 def test_the_client_trusts_remote_code_where_the_server_does() -> None:
-    trusting = replace(OPTIONS, serve_args=("--trust-remote-code",))
+    trusting = replace(OPTIONS, serve_args="--trust-remote-code")
     path = Path("/s/none.json")
     assert "--trust-remote-code" in bench_command("m/m", 1, path, trusting)
     assert "--trust-remote-code" not in bench_command("m/m", 1, path, OPTIONS)

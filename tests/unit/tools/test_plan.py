@@ -9,12 +9,18 @@ from typer.testing import CliRunner
 from vllm_mtp.cli.main import app
 from vllm_mtp.tools.plan import (
     PlanOptions,
+    ProbedStep,
     best_of,
     make_plan,
     rows_of,
     stops_paying_at,
 )
 from vllm_mtp.tools.plan_cost import DENSE_70B
+
+
+def probed(draft_cost: float) -> tuple[ProbedStep, ...]:
+    """Steps whose rows are free to verify."""
+    return tuple(ProbedStep(k, 1.0, 1.0 + draft_cost * k) for k in range(9))
 
 
 @pytest.mark.parametrize(
@@ -25,14 +31,14 @@ from vllm_mtp.tools.plan_cost import DENSE_70B
 def test_the_published_table_is_reproduced(
     probability: float, draft_length: int, expected: float
 ) -> None:
-    options = PlanOptions(acceptance=(probability,), draft_cost=0.0)
+    options = PlanOptions(acceptance=(probability,), probe=probed(0.0))
     row = rows_of(options, 1)[draft_length]
     assert row.acceptance_length == pytest.approx(expected, abs=0.005)
     assert row.speedup == row.speedup_if_drafts_were_free == row.acceptance_length
 
 
 def test_positions_have_their_own_acceptance_and_the_last_repeats() -> None:
-    options = PlanOptions(acceptance=(0.7, 0.5), draft_cost=0.1, max_draft_length=3)
+    options = PlanOptions(acceptance=(0.7, 0.5), probe=probed(0.1), max_draft_length=3)
     rows = rows_of(options, 1)
     lengths = [1.0, 1.7, 2.05, 2.225]
     assert [row.acceptance_length for row in rows] == pytest.approx(lengths)
@@ -43,7 +49,7 @@ def test_positions_have_their_own_acceptance_and_the_last_repeats() -> None:
 def test_dear_drafts_make_shorter_ones_best() -> None:
     best = [
         best_of(
-            rows_of(PlanOptions(acceptance=(0.7,), draft_cost=cost), 1)
+            rows_of(PlanOptions(acceptance=(0.7,), probe=probed(cost)), 1)
         ).draft_length
         for cost in (0.0, 0.05, 0.2, 0.5, 0.8)
     ]
@@ -66,8 +72,8 @@ def test_speculation_stops_paying_at_a_batch_that_rises_with_acceptance() -> Non
     assert limits == sorted(set(limits))
 
 
-def test_measured_ratios_are_of_one_batch() -> None:
-    plan = make_plan(PlanOptions(draft_cost=0.1, batches=(4, 8)))
+def test_measured_times_are_of_one_batch() -> None:
+    plan = make_plan(PlanOptions(probe=probed(0.1), batches=(4, 8)))
     assert list(plan.best) == [4]
     assert plan.stops_paying_at is None
 
@@ -89,9 +95,6 @@ def test_the_command_prints_and_writes(tmp_path: Path) -> None:
         (["--acceptance", "1.2"], "acceptance: 1.2 is not allowed; must be numbers"),
         (["--acceptance", "x"], "acceptance: 'x' is not allowed"),
         (["--max-draft-length", "17"], "max-draft-length: 17 is not allowed"),
-        (["--draft-cost", "-1"], "draft-cost: -1.0 is not allowed"),
-        (["--verify-cost", "nan"], "verify-cost: nan is not allowed"),
-        (["--verify-cost", "0.1"], "must be unset where draft-cost is unset"),
         (["--hardware", "tpu"], "hardware: 'tpu' is not allowed; must be one of h100"),
         (["--model", "gpt"], "model: 'gpt' is not allowed; must be one of dense-7b"),
         (["--num-gpus", "0"], "num-gpus: 0 is not allowed"),

@@ -184,10 +184,6 @@ def test_a_file_that_is_not_there_is_one_sentence(option: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--draft-cost", "0.1"],
-            "draft-cost: 0.1 is not allowed; must be unset besid",
-        ),
         (["--max-draft-length", "9"], "must be at most 8, the longest that was probed"),
     ],
 )

@@ -243,6 +243,7 @@ def test_halves_of_characters_do_not_stop_it(tmp_path: Path) -> None:
     output = tmp_path / "report.md"
     assert call(path, "--output", output).exit_code == 0
     assert "half ? of a face" in output.read_text(encoding="utf-8")
+    assert "half ? of a face" in call(path).stdout
 
 
 def test_a_result_of_a_benchmark_is_left_to_the_benchmarks(plan: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_list_is_made_from_text(tmp_path: Path) -> None:
     text = StringIO()
     output = tmp_path / "list.json"
     options = VocabOptions(
-        output, str(TINY_MODEL), texts=(HELDOUT, Path(__file__)), coverage=0.95
+        output, str(TINY_MODEL), text=[HELDOUT, Path(__file__)], coverage=0.95
     )
     build_vocabulary(options, Console(file=text, width=80))
     listed = read_vocabulary_list(output)
@@ -97,5 +97,5 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 
 
 def test_an_output_folder_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="in a folder that does not exist"):
-        VocabOptions(tmp_path / "no" / "list.json", "m/m", texts=(HELDOUT,))
+    with pytest.raises(ConfigError, match=r"output: .* a file in a folder that exists"):
+        VocabOptions(tmp_path / "no" / "list.json", "m/m", text=[HELDOUT])

@@ -102,7 +102,7 @@ class CommandedEngine:
                 stat_loggers=[lambda config, index: self.totals],
             )
         # Our worker does so for itself; vLLM's own `mtp` samples garbage without it, so
-        # all contenders get it (cpu/workarounds.py). Now: starting installs the other one.
+        # all contenders get it. Now: starting an engine installs the faulty one.
         if current_platform.is_cpu():
             workarounds.replace_expand_kernel()
         self.num_requests = 0
