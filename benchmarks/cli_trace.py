@@ -70,6 +70,34 @@ def replay(
         run_replays(options, Console())
 
 
+@app.command("held-out")
+def held_out(
+    worlds: Annotated[int, typer.Option(help="Worlds drawn at random.")] = 200,
+    controller: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be repeated; others are compared with the first. Unset: goodput "
+            "and threshold."
+        ),
+    ] = None,
+    tuning: Annotated[
+        bool,
+        typer.Option("--tuning", help="The worlds that constants are chosen by."),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option(help="Folder for held-out.json, or tuning.json.")
+    ] = Path(),
+) -> None:
+    """Compare controllers in random worlds that nothing was tuned by."""
+    with errors_to_exit_codes(interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from benchmarks.control.held_out import run_held_out
+
+        names = controller or ["goodput", "threshold"]
+        run_held_out(names, worlds, output, Console(), is_tuning=tuning)
+
+
 @app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
