@@ -24,6 +24,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.control.previous import goodput as previous
+from benchmarks.control.previous.step_times import CPU_COST_PRIOR, CostPrior
 from benchmarks.control.random_worlds import (
     NUM_STEPS,
     held_out_worlds,
@@ -44,6 +46,8 @@ from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 PROMISE = 0.98
 """Least 5th percentile over worlds of the speed over K = 0."""
+EXPLORING = ("explore", "probe")
+"""Reasons of such decisions: today's, and the previous controller's."""
 _ORACLE_STEPS = 16
 """The oracle's gain over the best uniform draft length is looked up that often."""
 _MAX_GRAPH_ROWS = 512
@@ -85,8 +89,23 @@ def _options(name: str) -> Contender:
     return build
 
 
+def _previous(world: World) -> Controller:
+    is_cpu = world.compares_drafts
+    return previous.GoodputController(
+        world.max_draft_length,
+        previous.GoodputOptions(
+            depths=None if is_cpu else graph_tiers(world.max_draft_length),
+            max_graph_rows=0 if is_cpu else _MAX_GRAPH_ROWS,
+            compares_drafts=is_cpu,
+            cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
+        ),
+    )
+
+
 CONTENDERS: Mapping[str, Contender] = {
-    name: _options(name) for name in ("goodput", "threshold")
+    "goodput": _options("goodput"),
+    "previous": _previous,
+    "threshold": _options("threshold"),
 }
 
 
@@ -128,6 +147,8 @@ class _Tally:
         self._seconds = self._oracle_s = 0.0
         self._uniform_s: Array = np.zeros(world.max_draft_length + 1)
         self._gain = 1.0
+        self._has_drafts = False
+        """The step before drafted."""
         self._num_steps = self._num_explored = self._num_switches = 0
         self._depth = 0
 
@@ -141,9 +162,13 @@ class _Tally:
             self._gain = best_decision(truth, cost).goodput / uniform.max()
         self._num_steps += 1
         self._seconds += chosen.seconds + backfill_s
+        if self._has_drafts and not decision.draft_depth:
+            # The MTP layers pass over verified rows though they do not draft.
+            self._seconds += cost.draft_s(truth.num_requests, 1, truth.context)
+        self._has_drafts = any(decision.num_draft_tokens.values())
         self._oracle_s += chosen.tokens / (uniform.max() * self._gain)
         self._uniform_s += chosen.tokens / uniform
-        if decision.reason in ("probe", "explore"):
+        if decision.reason in EXPLORING:
             self._num_explored += 1
         elif decision.draft_depth != self._depth:
             self._num_switches += 1
