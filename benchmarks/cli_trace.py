@@ -76,8 +76,8 @@ def held_out(
     controller: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated; others are compared with the first. Unset: goodput "
-            "and threshold."
+            help="goodput or threshold; may be repeated, others are compared with the "
+            "first. Unset: both."
         ),
     ] = None,
     tuning: Annotated[
@@ -149,6 +149,18 @@ def worlds() -> None:
     width = max(map(len, WORLDS))
     for name, each in WORLDS.items():
         typer.echo(f"{name:{width}}  {describe(each)}")
+
+
+@app.command()
+def size() -> None:
+    """Count lines and constants of vllm_mtp/control, beside their limits."""
+    from benchmarks.control.size import controller_size
+
+    found = controller_size()
+    typer.echo(found.describe())
+    for name in found.constants:
+        typer.echo(f"  {name}")
+    raise typer.Exit(0 if found.is_within_limits else 1)
 
 
 @app.command()

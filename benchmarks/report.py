@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.control import trace_report
+from benchmarks.control import held_out, trace_report
 from benchmarks.crossing import print_crossing
 from benchmarks.drafting import BASELINE, print_drafting
 from benchmarks.grid import plots as grid_plots
@@ -252,6 +252,18 @@ def render_vocab_compare(result: Result) -> Body:
     return _body(result, print_vocabulary, summary, "", picture)
 
 
+def render_held_out(result: Result) -> Body:
+    """Controllers in worlds drawn at random."""
+    name, found = next(iter(result["summaries"].items()))
+    speed, regret = found["over_no_drafts_p5"]["value"], found["regret"]["value"]
+    summary = (
+        f"{result['options']['worlds']} worlds: in 19 of 20 {name} runs at least "
+        f"{speed:.3f} times as fast as K = 0; mean regret {100 * regret:.1f} %."
+    )
+    tone: Tone = "good" if speed >= result["options"]["promise"] else "bad"
+    return _body(result, held_out.print_summary, summary, tone)
+
+
 KINDS: Mapping[str, Kind] = {
     **report_kinds.KINDS,
     "grid": Kind(
@@ -300,6 +312,12 @@ KINDS: Mapping[str, Kind] = {
         "What scheduling takes the thread that feeds the device, without speculation, "
         "with vLLM's mtp and with mtp_plus.",
         alone(render_host),
+    ),
+    "held-out": Kind(
+        "Held-out worlds",
+        "python -m benchmarks trace held-out",
+        "Controllers in machines and loads drawn at random that nothing was tuned by.",
+        alone(render_held_out),
     ),
     "replay": Kind(
         "Controller",

@@ -14,6 +14,7 @@ luck in sampling is in neither figure. Intervals are bootstrapped over worlds, a
 of differences over pairs: two contenders in one world.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +47,7 @@ from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 PROMISE = 0.98
 """Least 5th percentile over worlds of the speed over K = 0."""
+CHANGE_STEPS = 200
 EXPLORING = ("explore", "probe")
 """Reasons of such decisions: today's, and the previous controller's."""
 _ORACLE_STEPS = 16
@@ -60,6 +62,8 @@ class Score(NamedTuple):
 
     world: str
     regret: float
+    regret_after_changes: float | None
+    """Within `CHANGE_STEPS` of each abrupt change of acceptance."""
     over_no_drafts: float
     over_best_fixed: float
     """Speed over the draft length that would have been the best, never changed."""
@@ -121,10 +125,10 @@ def score(world: World, controller: Controller, num_steps: int = NUM_STEPS) -> S
     tally = _Tally(world)
     host_s = 0.0
     pending: tuple[DraftDecision, float] | None = None
-    for _ in range(num_steps):
+    for step in range(num_steps):
         requests = engine.begin()
         if pending is not None:
-            tally.add(engine.truth(), *pending)
+            tally.add(step, engine.truth(), *pending)
         began_s = time.perf_counter()
         may_draft = controller.may_draft()
         decision = controller.decide(requests)
@@ -144,7 +148,10 @@ class _Tally:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._changes = [step for step, _ in world.law.phases]
         self._seconds = self._oracle_s = 0.0
+        self._changed_s = self._changed_oracle_s = 0.0
+        """The same after changes of acceptance."""
         self._uniform_s: Array = np.zeros(world.max_draft_length + 1)
         self._gain = 1.0
         self._has_drafts = False
@@ -152,7 +159,9 @@ class _Tally:
         self._num_steps = self._num_explored = self._num_switches = 0
         self._depth = 0
 
-    def add(self, truth: Any, decision: DraftDecision, backfill_s: float) -> None:
+    def add(
+        self, step: int, truth: Any, decision: DraftDecision, backfill_s: float
+    ) -> None:
         if not truth.num_requests:
             return
         cost = self._world.cost
@@ -161,12 +170,17 @@ class _Tally:
         if self._num_steps % _ORACLE_STEPS == 0:
             self._gain = best_decision(truth, cost).goodput / uniform.max()
         self._num_steps += 1
-        self._seconds += chosen.seconds + backfill_s
+        seconds = chosen.seconds + backfill_s
         if self._has_drafts and not decision.draft_depth:
             # The MTP layers pass over verified rows though they do not draft.
-            self._seconds += cost.draft_s(truth.num_requests, 1, truth.context)
+            seconds += cost.draft_s(truth.num_requests, 1, truth.context)
         self._has_drafts = any(decision.num_draft_tokens.values())
-        self._oracle_s += chosen.tokens / (uniform.max() * self._gain)
+        oracle_s = chosen.tokens / (uniform.max() * self._gain)
+        self._seconds += seconds
+        self._oracle_s += oracle_s
+        if any(0 <= step - first < CHANGE_STEPS for first in self._changes):
+            self._changed_s += seconds
+            self._changed_oracle_s += oracle_s
         self._uniform_s += chosen.tokens / uniform
         if decision.reason in EXPLORING:
             self._num_explored += 1
@@ -179,7 +193,10 @@ class _Tally:
         best = int(np.argmin(speeds))
         return Score(
             self._world.name,
-            1.0 - self._oracle_s / self._seconds,
+            float(1.0 - self._oracle_s / self._seconds),
+            float(1.0 - self._changed_oracle_s / self._changed_s)
+            if self._changed_s
+            else None,
             float(speeds[0]),
             float(speeds[best]),
             best,
@@ -203,9 +220,11 @@ def bootstrap(
     """Interval of a figure over worlds.
 
     Args:
-        values: One of each world.
+        values: One of each world; none gives no number.
         figure: Of an array, along its last axis (``axis=-1``).
     """
+    if not len(values):
+        return Interval(math.nan, math.nan, math.nan)
     known = np.asarray(values)
     draw = np.random.default_rng(0)
     resampled = known[draw.integers(len(known), size=(_NUM_RESAMPLES, len(known)))]
@@ -223,6 +242,7 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
     speeds = [s.over_no_drafts for s in scores]
     return {
         "regret": bootstrap([s.regret for s in scores]),
+        "regret_after_changes": bootstrap(_after_changes(scores)),
         "regret_p95": float(np.quantile([s.regret for s in scores], 0.95)),
         "over_no_drafts": bootstrap(speeds),
         "over_no_drafts_p5": bootstrap(speeds, fifth_percentile),
@@ -233,12 +253,23 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
     }
 
 
+def _after_changes(scores: Sequence[Score]) -> list[float]:
+    found = [score.regret_after_changes for score in scores]
+    return [regret for regret in found if regret is not None]
+
+
 def difference(scores: Sequence[Score], base: Sequence[Score]) -> dict[str, Interval]:
     """Of two contenders, paired by world: positive regret is worse."""
     pairs = list(zip(scores, base, strict=True))
     assert all(a.world == b.world for a, b in pairs)
+    after = [
+        a.regret_after_changes - b.regret_after_changes
+        for a, b in pairs
+        if a.regret_after_changes is not None and b.regret_after_changes is not None
+    ]
     return {
         "regret": bootstrap([a.regret - b.regret for a, b in pairs]),
+        "regret_after_changes": bootstrap(after),
         "over_no_drafts": bootstrap(
             [a.over_no_drafts - b.over_no_drafts for a, b in pairs]
         ),
@@ -300,7 +331,7 @@ def run_held_out(
             name: [s._asdict() for s in found] for name, found in scores.items()
         },
     }
-    _print(result, console)
+    print_summary(result, console)
     name = "tuning.json" if is_tuning else "held-out.json"
     write_json(output / name, result)
     console.print(f"Wrote {name} to {output}", soft_wrap=True)
@@ -311,12 +342,13 @@ def _all_scores(worlds: Iterable[World], contender: Contender) -> list[Score]:
     return [score(world, contender(world)) for world in worlds]
 
 
-def _print(result: Mapping[str, Any], console: Console) -> None:
+def print_summary(result: Mapping[str, Any], console: Console) -> None:
+    """A table of all contenders."""
     options = result["options"]
     table = Table(title=f"{options['worlds']} {options['split']} worlds")
     for column in (
-        "controller", "regret %", "p95", "over K=0", "its p5", "over best K",
-        "explored %", "switches", "host us",
+        "controller", "regret %", "p95", "after a change", "over K=0", "its p5",
+        "over best K", "explored %", "switches", "host us",
     ):  # fmt: skip
         table.add_column(column, justify="left" if column == "controller" else "right")
     for name, found in result["summaries"].items():
@@ -325,6 +357,7 @@ def _print(result: Mapping[str, Any], console: Console) -> None:
             name,
             _percent(found["regret"]),
             f"{100 * found['regret_p95']:.1f}",
+            f"{100 * found['regret_after_changes']['value']:.2f}",
             f"{found['over_no_drafts']['value']:.3f}",
             f"{p5['value']:.3f} ({p5['low']:.3f} .. {p5['high']:.3f})",
             f"{found['over_best_fixed']['value']:.3f}",
@@ -335,7 +368,8 @@ def _print(result: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     for name, found in result["differences"].items():
         console.print(
-            f"{name}: regret {_percent(found['regret'])} points beside the first"
+            f"{name} beside the first: regret {_percent(found['regret'])} points, "
+            f"after a change {_percent(found['regret_after_changes'])}"
         )
 
 

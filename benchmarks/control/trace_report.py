@@ -17,6 +17,8 @@ from rich.table import Table
 from vllm_mtp.tools.provenance import replacing
 
 DPI = 130
+_FORMERLY = "share_of_probes"
+"""Of the same in results before the controller was renewed."""
 MAX_DEPTH_PANELS = 3
 RUN_COLUMNS = (
     "over\nK=0",
@@ -86,7 +88,7 @@ def _run_table(result: Mapping[str, Any]) -> Table:
             f"{100 * run['regret']:.2f}",
             "-" if after is None else f"{100 * after:.2f}",
             f"{run['switches']:.0f}",
-            f"{100 * run['share_of_exploration']:.1f}",
+            f"{100 * run.get('share_of_exploration', run.get(_FORMERLY, 0.0)):.1f}",
         )
         last = run["world"]
     return table

@@ -14,7 +14,7 @@ from tests.support.watch import (
     record_outcomes,
     scheduler_of,
 )
-from vllm_mtp.control.cost import CPU_COST_PRIOR, CostPrior
+from vllm_mtp.control.step_times import CPU_COST_PRIOR, CostPrior
 
 MAX_TOKENS = 40
 PINS = [0, 2, None, 4, "auto", 1]

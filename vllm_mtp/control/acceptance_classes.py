@@ -1,34 +1,23 @@
 """Classes of requests that are believed to accept alike.
 
 A *cell* is what is known of a request before its first draft: greedy or sampled, free
-or constrained, and a bucket of context length. A *class* adds the request's own shift,
-rounded, so that a batch falls into few classes and plans need not look at requests.
+or constrained. A *class* adds the request's own shift, rounded, so that a batch falls
+into few classes and plans need not look at requests.
 """
 
 from vllm_mtp.records import DecodeRequest
 
-CONTEXT_BOUNDS = (512, 2048, 8192, 32768)
-"""Tokens between buckets of context length: a factor of four, of which acceptance loses
-little (synthetic worlds: up to 0.8 log-odds)."""
 LEVEL_WIDTH = 0.5
 """Log-odds of a step of the rounded shift: an eighth of probability at most."""
 NUM_LEVELS = 21
 """Rounded shifts, from -5 to 5 log-odds: all of 0.7 % .. 99.3 %."""
 
 _MEAN_LEVEL = NUM_LEVELS // 2
-_NUM_BUCKETS = len(CONTEXT_BOUNDS) + 1
 
 
 def cell_of(request: DecodeRequest) -> int:
-    """Cell of a request."""
-    bucket = sum(request.num_context_tokens >= bound for bound in CONTEXT_BOUNDS)
-    regime = 2 * request.is_constrained + (not request.is_greedy)
-    return regime * _NUM_BUCKETS + bucket
-
-
-def regime_of(cell: int) -> int:
-    """Greedy or sampled, free or constrained: 0 to 3; odd ones are sampled."""
-    return cell // _NUM_BUCKETS
+    """Cell of a request, 0 to 3; odd ones are sampled."""
+    return 2 * request.is_constrained + (not request.is_greedy)
 
 
 def class_of(cell: int, shift: float) -> int:

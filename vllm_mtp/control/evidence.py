@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import NamedTuple
 
 from vllm_mtp.acceptance import log_odds, logistic
 
@@ -19,8 +20,6 @@ _MAX_SURPRISE = 2.5
 many of them and nothing out of the ordinary."""
 _MAX_STEP = 1.5
 """Log-odds that one update may move a term: the gradient is that of a line."""
-_RARE = 1e-3
-"""Probability of what hardly ever happens."""
 
 
 class Term:
@@ -75,7 +74,7 @@ class RequestTerm(Term):
 class Evidence:
     """What the drafts of some requests with the same outcome say."""
 
-    __slots__ = ("accepted", "chances", "expected", "one", "score", "terms")
+    __slots__ = ("accepted", "chances", "one", "score", "terms")
 
     def __init__(
         self, terms: Sequence[RequestTerm], chances: list[float], accepted: int
@@ -92,8 +91,7 @@ class Evidence:
 
     def _take(self, chances: list[float]) -> None:
         self.chances = chances
-        self.expected = sum(chances)
-        self.score = self.accepted - self.expected
+        self.score = self.accepted - sum(chances)
         """Gradient of one draft's log-likelihood."""
         self.one = sum(p * (1.0 - p) for p in chances) + 1e-6
         """Its curvature."""
@@ -103,39 +101,11 @@ class Evidence:
         self._take([logistic(log_odds(p) + moved) for p in self.chances])
 
 
-class Total:
+class Total(NamedTuple):
     """Evidence of many drafts together."""
 
-    __slots__ = ("_accepted", "_examined", "_expected", "information", "score")
-
-    def __init__(self) -> None:
-        self._accepted = self._examined = self._expected = 0.0
-        self.score = self.information = 0.0
-
-    def add(
-        self, chances: Sequence[float], accepted: float, count: int, weight: float
-    ) -> None:
-        """Drafts that went alike, of which ``weight`` counts."""
-        expected = sum(chances)
-        self._examined += count * len(chances)
-        self._expected += count * expected
-        self._accepted += count * accepted
-        self.score += weight * (accepted - expected)
-        self.information += weight * (sum(p * (1.0 - p) for p in chances) + 1e-6)
-
-    @property
-    def curvature(self) -> float:
-        """Mean curvature between what was expected and what happened.
-
-        Far from the truth the gradient is no line: a step by the local curvature of
-        hundreds of drafts at p = 0.02 overshoots to p = 1.
-        """
-        p = min(max(self._expected / self._examined, _RARE), 1.0 - _RARE)
-        f = (self._accepted + p) / (self._examined + 1.0)
-        between = log_odds(f) - log_odds(p)
-        if abs(between) < _RARE:
-            return self.information
-        return self.information * (f - p) / between / (p * (1.0 - p))
+    score: float
+    information: float
 
 
 def total_of(found: Sequence[Evidence]) -> Total:
@@ -143,15 +113,15 @@ def total_of(found: Sequence[Evidence]) -> Total:
 
     What a request's own term may explain is left out, and the more the longer it runs.
     """
-    total = Total()
+    score = information = 0.0
     for evidence in found:
         weight = sum(
             PRIOR_PRECISION / (max(term.precision, PRIOR_PRECISION) + evidence.one)
             for term in evidence.terms
         )
-        count = len(evidence.terms)
-        total.add(evidence.chances, evidence.accepted, count, weight)
-    return total
+        score += weight * evidence.score
+        information += weight * evidence.one
+    return Total(score, information)
 
 
 class Surprise:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from vllm_mtp.control.catching_up import most_caught_up_now
-from vllm_mtp.control.cost import Times
 from vllm_mtp.control.planner import Group, Plan
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.records import DecodeRequest
 
 EXPLORED_SHARE = 0.01
@@ -48,20 +48,18 @@ class ExplorationCap:
         saved = self._saved_steps + EXPLORED_SHARE * seconds / step_s
         self._saved_steps = min(saved, MAX_SAVED_STEPS)
 
-    def pay(self, price_s: float, step_s: float, on_credit: bool = False) -> bool:
+    def pay(self, price_s: float, step_s: float) -> bool:
         """Take a price if it can be paid.
 
         Args:
             price_s: Seconds that are expected to be lost.
             step_s: Of a usual step.
-            on_credit: Take it in any case, and owe what is missing.
         """
         price_steps = price_s / step_s
-        affordable = self._saved_steps if price_steps <= MAX_SAVED_STEPS else 0.0
-        if not on_credit and affordable < price_steps:
+        if price_steps > self._saved_steps:
             return False
         self.spent_s += price_s
-        self._saved_steps = max(self._saved_steps - price_steps, -MAX_SAVED_STEPS)
+        self._saved_steps -= price_steps
         return True
 
 

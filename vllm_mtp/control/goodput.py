@@ -35,6 +35,7 @@ from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.planner import Plan, goodput
 from vllm_mtp.control.search import Found, Search
 from vllm_mtp.control.step_parts import step_parts
+from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.stopping import MAX_STOPPING, Stopping
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import (
@@ -47,7 +48,9 @@ from vllm_mtp.records import (
 
 SEARCH_PERIOD_S = 0.1
 """Time between two searches: each takes 0.2 to 1 ms on a slow core."""
-
+MIN_PLAIN_STEPS = 2
+"""Steps without speculation that are run of each kind of batch first, so that what
+drafting costs beside them, and the promise to users, rests on a measurement."""
 _MIN_SEARCH_STEPS, _MAX_SEARCH_STEPS = EXPLORATION_STEPS + 1, SHADOW_PERIOD_STEPS
 """The same in steps, at least and at most."""
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
@@ -210,17 +213,13 @@ class GoodputController:
     def _explore(self, found: Found) -> None:
         """Run what is best in a sample, if it is another depth and the cap allows."""
         assert self._kind is not None
-        now, size = self._situation, len(self._seen)
-        is_unknown = self.cost.needs_plain_step(size, self._kind.is_greedy)
-        if is_unknown and (off := found.at(0)) is not None:
-            best = off
-        else:
-            best = self._search.best_in_sample(
-                found, self._seen, self._kind, self._random
-            )
-        price_s = now.price_s(best, SWITCH_STEPS)
+        now = self._situation
+        off = found.at(0) if self._needs_plain_step else None
+        best = off or self._search.best_in_sample(
+            found, self._seen, self._kind, self._random
+        )
         if best.depth != now.plan.depth and self.cap.pay(
-            price_s, now.plan.seconds, on_credit=is_unknown
+            now.price_s(best, SWITCH_STEPS), now.plan.seconds
         ):
             self._exploration = Exploration(best, EXPLORATION_STEPS)
 
@@ -233,13 +232,14 @@ class GoodputController:
             None for steps with prefill, and for a batch of another kind than the one
             that was planned for.
         """
-        num_requests, found = outcome.num_decode_requests, self._found
-        if outcome.num_prefill_tokens or not num_requests or self._kind is None:
+        if self._found is None or self.plan is None or self._kind is None:
             return None
-        kind = kind_of([outcome.is_greedy] * num_requests, ())
-        if found is None or self.plan is None or kind[:2] != self._kind[:2]:
+        size = request_bucket(outcome.num_decode_requests), outcome.is_greedy
+        if outcome.num_prefill_tokens or not outcome.num_decode_requests:
             return None
-        parts = step_parts(outcome, found.times, self.max_draft_length)
+        if size != self._kind[:2]:
+            return None
+        parts = step_parts(outcome, self._found.times, self.max_draft_length)
         return StepEstimate(*parts, self.plan.goodput)
 
     @property
@@ -287,10 +287,14 @@ class GoodputController:
         self._kind, self._exploration = kind, None
         self.plan = self._plan_of.get(kind, self.plan)
         found = self._replan()
-        if found.has_choice and self.cost.needs_plain_step(
-            len(self._seen), kind.is_greedy
-        ):
+        if found.has_choice and self._needs_plain_step:
             self._explore(found)
+
+    @property
+    def _needs_plain_step(self) -> bool:
+        assert self._kind is not None
+        size, is_greedy = len(self._seen), self._kind.is_greedy
+        return self.cost.num_plain_steps(size, is_greedy) < MIN_PLAIN_STEPS
 
     def _replan(self) -> Found:
         """Find the best plan for the batch of the last decision."""

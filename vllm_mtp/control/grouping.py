@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import request_bucket
 from vllm_mtp.control.planner import Group
+from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import CostPrior
+from vllm_mtp.control.step_times import CostPrior
 
 
 class GoodputOptions(NamedTuple):

@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import Times
+from vllm_mtp.control.step_times import Times
 
 
 class Group(NamedTuple):

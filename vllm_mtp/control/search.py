@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import CostModel, Times
+from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.exploration import sampled_goodput
 from vllm_mtp.control.grouping import BatchKind, grouped
 from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.planner import Group, Plan, feasible, goodput, plans
 from vllm_mtp.control.selective import selective_plan
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.control.stopping import prices
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest

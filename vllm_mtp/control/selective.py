@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vllm_mtp.acceptance import logistic
-from vllm_mtp.control.cost import Times
 from vllm_mtp.control.planner import Group, Plan
+from vllm_mtp.control.step_times import Times
 
 
 class Part(NamedTuple):

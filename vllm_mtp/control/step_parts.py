@@ -1,6 +1,6 @@
 """What the parts of a finished step took, by what is known of the cost."""
 
-from vllm_mtp.control.cost import Times
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.records import StepOutcome
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from vllm_mtp.control.cost import Times
 from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest, DraftChances, StepOutcome, StopRule
 

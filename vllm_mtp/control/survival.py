@@ -29,7 +29,6 @@ from vllm_mtp.control.acceptance_classes import (
     cell_of,
     cell_of_class,
     class_of,
-    regime_of,
     shift_of_class,
 )
 from vllm_mtp.control.calibration import Calibration
@@ -40,7 +39,6 @@ from vllm_mtp.control.evidence import (
     RequestTerm,
     Surprise,
     Term,
-    Total,
     total_of,
 )
 from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
@@ -74,7 +72,7 @@ class SurvivalModel:
         self.max_draft_length = max_draft_length
         self.class_of: dict[str, int] = {}
         self.confidences: dict[int, ConfidenceModel] = {}
-        """Of each regime seen so far."""
+        """Of each cell seen so far."""
         self.calibration = Calibration()
         self._engine = Term(0.0, PRIOR_PRECISION / 2)
         last = len(PRIOR_ACCEPTANCE) - 1
@@ -258,9 +256,9 @@ class SurvivalModel:
         """Move the engine's term by all evidence, then each cell's by what is left."""
         totals = {cell: total_of(found) for cell, found in by_cell.items()}
         score = sum(total.score for total in totals.values())
-        information = sum(total.curvature for total in totals.values())
+        information = sum(total.information for total in totals.values())
         beside = sum(
-            (total.curvature / information) ** 2 / self._cell(cell).precision
+            (total.information / information) ** 2 / self._cell(cell).precision
             for cell, total in totals.items()
         )
         moved = self._engine.update(score, information, beside)
@@ -268,19 +266,17 @@ class SurvivalModel:
             for evidence in found:
                 evidence.explain(moved)
             total = total_of(found)
-            moved_cell = self._cell(cell).update(total.score, total.curvature)
+            moved_cell = self._cell(cell).update(total.score, total.information)
             for evidence in found:
                 evidence.explain(moved_cell)
 
     def _update_positions(self, found: Sequence[Evidence]) -> None:
         """Move the term of each position by what is left of its score."""
-        totals = [Total() for _ in range(max(len(e.chances) for e in found))]
         for evidence in found:
             count = len(evidence.terms)
             for j, p in enumerate(evidence.chances):
-                totals[j].add((p,), j < evidence.accepted, count, count)
-        for term, total in zip(self._positions, totals, strict=False):
-            term.update(total.score, total.curvature)
+                score, information = (j < evidence.accepted) - p, p * (1.0 - p) + 1e-6
+                self._positions[j].update(count * score, count * information)
 
     def _update_requests(self, evidence: Evidence) -> None:
         for term in evidence.terms:
@@ -294,8 +290,8 @@ class SurvivalModel:
         return self._cells.setdefault(cell, Term(0.0, PRIOR_PRECISION))
 
     def _confidence(self, class_id: int) -> ConfidenceModel:
-        regime = regime_of(cell_of_class(class_id))
-        found = self.confidences.get(regime)
+        cell = cell_of_class(class_id)
+        found = self.confidences.get(cell)
         if found is None:
-            found = self.confidences[regime] = ConfidenceModel(self.max_draft_length)
+            found = self.confidences[cell] = ConfidenceModel(self.max_draft_length)
         return found

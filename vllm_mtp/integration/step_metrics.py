@@ -51,6 +51,7 @@ _STEPS_COUNTED_AT_ONCE = 8
 _REASON_OF = {
     "off": UNPROFITABLE,
     "exploit": UNPROFITABLE,
+    "explore": PROBE,
     "probe": PROBE,
     "prefill": FIRST_STEP,
     FAILED: FAILED,

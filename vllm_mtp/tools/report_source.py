@@ -35,6 +35,7 @@ KEYS: dict[str, frozenset[str]] = {
     "off": frozenset({"cells", "identical_texts", "options"}),
     "host": frozenset({"cells", "parts", "options"}),
     "replay": frozenset({"runs", "costs", "targets"}),
+    "held-out": frozenset({"summaries", "differences", "scores"}),
     "vocab build": frozenset({"vocab_size", "token_ids", "counts", "num_counted"}),
     "vocab compare": frozenset({"rounds", "in_domain", "other_domain", "num_rows"}),
 }

@@ -11,7 +11,12 @@ from operator import mul
 
 from vllm_mtp.acceptance import logistic
 from benchmarks.control.previous.confidence import ConfidenceModel
-from benchmarks.control.previous.profiles import Profile, Profiles, regime_of, sibling_of
+from benchmarks.control.previous.profiles import (
+    Profile,
+    Profiles,
+    regime_of,
+    sibling_of,
+)
 from benchmarks.control.previous.request_memory import cell_of_class, shifts_of_class
 from vllm_mtp.records import DraftChances
 

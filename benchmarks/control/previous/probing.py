@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 from vllm_mtp.control.catching_up import most_caught_up_now
 from benchmarks.control.previous.expected_times import ExpectedTimes
-from benchmarks.control.previous.exploration import ExplorationBudget, ExplorationOptions
+from benchmarks.control.previous.exploration import (
+    ExplorationBudget,
+    ExplorationOptions,
+)
 from benchmarks.control.previous.planner import Plan
 from benchmarks.control.previous.preference import DRAFTING_PREMIUM
 from vllm_mtp.records import DecodeRequest

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vllm_mtp.control.cost import Times
+from vllm_mtp.control.step_times import Times
 
 
 def times_of(

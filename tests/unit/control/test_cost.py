@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_mtp.control.cost import CostModel, request_bucket
+from vllm_mtp.control.cost import CostModel
+from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 K_MAX = 4

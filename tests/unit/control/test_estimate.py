@@ -57,6 +57,8 @@ def test_the_parts_are_those_of_the_machine(
 def test_nothing_is_said_of_other_steps(controller: GoodputController) -> None:
     prefill = StepOutcome((), 1, 50, 0.1, num_prefill_tokens=50)
     assert controller.estimate(prefill) is None
+    idle = StepOutcome((), 1, 1, 0.02)
+    assert controller.estimate(idle) is None, "nobody decodes"
     alone = StepOutcome((), 1, 1, 0.02, num_decode_requests=1)
     assert controller.estimate(alone) is None, "planned for a batch of four"
     assert GoodputController(K_MAX).estimate(step(2, 2)) is None, "nothing is known"

@@ -44,15 +44,6 @@ def test_what_is_dearer_than_all_that_can_be_saved_is_never_run() -> None:
     assert not cap.pay(0.001, 0.01)
 
 
-def test_what_is_taken_on_credit_is_owed() -> None:
-    cap = ExplorationCap()
-    assert cap.pay(1e3, 0.01, on_credit=True)
-    cap.earn(0.01 * MAX_SAVED_STEPS / EXPLORED_SHARE, 0.01)
-    assert not cap.pay(0.001, 0.01)
-    cap.earn(0.01, 0.01)
-    assert cap.pay(0.0001, 0.01)
-
-
 REQUESTS = [DecodeRequest(f"r{i}", 100, num_unseen_tokens=i) for i in range(20)]
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.unit.control.known_times import times_of
 from vllm_mtp.acceptance import survival
-from vllm_mtp.control.cost import Times
 from vllm_mtp.control.planner import Group, Plan, feasible, plans
+from vllm_mtp.control.step_times import Times
 
 K_MAX = 3
 DEPTHS = range(K_MAX + 1)
@@ -122,10 +122,10 @@ def test_where_verification_is_dear_only_the_likely_are_drafted_for() -> None:
     assert plan.draft_length(bad.survival) == 0
 
 
-def test_a_second_row_that_is_dear_and_cheap_ones_behind_it_give_k_3() -> None:
-    """K = 1 and K = 2 lose."""
-    times = times_of([1.0, 1.9, 1.9, 1.9], draft=0.01)
-    assert best_of(plans([group(1, [0.8, 0.8, 0.8])], times, DEPTHS)).depth == 3
+def test_a_dip_in_the_times_is_found() -> None:
+    """Four rows cheaper than two or three: K = 3 although K = 1 and K = 2 lose."""
+    times = times_of([1.0, 1.9, 1.9, 1.05], draft=0.05)
+    assert best_of(plans([group(1, [0.5, 0.5, 0.5])], times, DEPTHS)).depth == 3
 
 
 def test_drafting_deeper_for_a_few_is_found_though_it_does_not_pay_for_all() -> None:

@@ -173,7 +173,7 @@ def test_texts_that_are_hard_by_turns_gain_what_drafting_throughout_would() -> N
     engine = ScoredEngine(
         lambda step: 0.9 if step // 30 % 2 else 0.1, is_telling=True
     ).run(3000)
-    assert engine.over_off(600, 3000) > 1.1
+    assert engine.over_off(600, 3000) > 1.07
     # And left where nothing easy comes any more.
     engine.share_easy = lambda step: 0.05
     engine.run(1500)

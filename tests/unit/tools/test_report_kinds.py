@@ -42,11 +42,12 @@ SAYS = {
     "host": ["beyond that of vLLM's mtp: +50 us (1 at a time)", "schedule"],
     "off": ["0.997 (1 at a time), 0.999 (16 at a time)", "ms a step"],
     "replay": ["29 worlds. 2 of 2 targets reached", "h200-70b-64-kinds", "oracle"],
+    "held-out": ["200 worlds: in 19 of 20 goodput runs at least", "threshold"],
     "vocab build": ["1,024 of 16,384 tokens cover 97.09% of the 773,442"],
     "vocab compare": ["With 1024 learnt rows (auto) the acceptance length is 0.985"],
 }
 NUM_PICTURES = {"eval": 2, "grid": 3, "drafting": 2, "replay": 3} | dict.fromkeys(
-    ("compare", "verify", "verify requests", "verify HTTP", "soak"), 0
+    ("compare", "verify", "verify requests", "verify HTTP", "soak", "held-out"), 0
 )
 """Of other kinds 1."""
 STRANGER = {
@@ -67,6 +68,7 @@ STRANGER = {
     "host": "16",
     "off": "16",
     "replay": "cpu-1-good",
+    "held-out": "threshold",
     "vocab build": "0.32.0+cpu",
     "vocab compare": "code",
 }
