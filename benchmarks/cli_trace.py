@@ -71,6 +71,34 @@ def replay(
         run_replays(options, Console())
 
 
+@app.command("held-out")
+def held_out(
+    worlds: Annotated[int, typer.Option(help="Worlds drawn at random.")] = 200,
+    controller: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="goodput or threshold; may be repeated, others are compared with the "
+            "first. Unset: both."
+        ),
+    ] = None,
+    tuning: Annotated[
+        bool,
+        typer.Option("--tuning", help="The worlds that constants are chosen by."),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option(help="Folder for held-out.json, or tuning.json.")
+    ] = Path(),
+) -> None:
+    """Compare controllers in random worlds that nothing was tuned by."""
+    with errors_to_exit_codes(interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from benchmarks.control.held_out import run_held_out
+
+        names = controller or ["goodput", "threshold"]
+        run_held_out(names, worlds, output, Console(), is_tuning=tuning)
+
+
 @app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
@@ -122,6 +150,18 @@ def worlds() -> None:
     width = max(map(len, WORLDS))
     for name, each in WORLDS.items():
         typer.echo(f"{name:{width}}  {describe(each)}")
+
+
+@app.command()
+def size() -> None:
+    """Count lines and constants of vllm_mtp/control, beside their limits."""
+    from benchmarks.control.size import controller_size
+
+    found = controller_size()
+    typer.echo(found.describe())
+    for name in found.constants:
+        typer.echo(f"  {name}")
+    raise typer.Exit(0 if found.is_within_limits else 1)
 
 
 @app.command()

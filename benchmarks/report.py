@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.control import trace_report
+from benchmarks.control import held_out, trace_report
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.grid.report import print_report as print_grid
@@ -76,6 +76,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "off": Kind("Off", _keys("cells", *_SIDE_BY_SIDE), OffBench.show),
     "host": Kind("Host time", _keys("cells", "parts", "options"), HostBench.show),
+    "held-out": Kind(
+        "Controllers in held-out worlds",
+        _keys("summaries", "differences", "scores"),
+        held_out.print_summary,
+    ),
     "replay": Kind(
         "Controller", _keys("runs", "costs", "targets"), trace_report.print_report
     ),

@@ -36,6 +36,10 @@ class World:
     """Mean length of an answer."""
     sampled_share: float = 0.0
     """Of requests with temperature."""
+    constrained_share: float = 0.0
+    """Of requests that follow a grammar."""
+    constrained_loss: float = 0.0
+    """Log-odds that these accept less."""
     noise: float = 0.04
     """Standard deviation of the log of a step's time, independent part."""
     slow_noise: float = 0.02
@@ -101,14 +105,19 @@ class SyntheticEngine(DrawnEngine):
         prompts = np.maximum(draw.lognormal(0, 0.5, count) * world.prompt_tokens, 8)
         sampled = draw.random(count) < world.sampled_share
         shifts = draw.normal(0, 1, count) * world.law.spread
+        constrained = np.zeros(count, dtype=bool)
+        if world.constrained_share:
+            constrained = draw.random(count) < world.constrained_share
         columns: dict[str, Array] = {
             "contexts": np.floor(prompts),
             "left": draw.geometric(1 / world.mean_tokens, count).astype(float),
             "kinds": draw.random(count),
-            "shifts": shifts - world.law.sampled_loss * sampled,
+            "shifts": shifts
+            - world.law.sampled_loss * sampled
+            - world.constrained_loss * constrained,
             "moods": draw.choice((-1.0, 1.0), count),
             "is_sampled": sampled,
-            "is_constrained": np.zeros(count, dtype=bool),
+            "is_constrained": constrained,
         }
         self._let_in(new_ids, columns)
 

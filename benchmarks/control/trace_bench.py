@@ -164,7 +164,7 @@ def run_one(
         "best_static_draft_length": best,
         "over_best_static": _mean(run.over_uniform(best) for run in replays),
         "switches": _mean(run.num_switches() for run in replays),
-        "share_of_probes": _mean(run.share_of_probes() for run in replays),
+        "share_of_exploration": _mean(run.share_of_exploration() for run in replays),
         "realised_tokens_per_s": _mean(run.realised_goodput for run in replays),
         "first_seed": _series(world, replays[0]),
     }

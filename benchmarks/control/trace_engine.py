@@ -241,7 +241,9 @@ class DrawnEngine(ABC):
             rows = np.array([len(lengths) + lengths.sum()])
             is_uniform = bool((lengths == lengths[0]).all())
             seconds += float(cost.verify_s(len(lengths), rows, context, is_uniform)[0])
-        seconds += cost.draft_s(len(self._running), depth, context)
+        # The MTP layers pass over verified rows whether or not they draft.
+        passes = depth or int(lengths.any())
+        seconds += cost.draft_s(len(self._running), passes, context)
         seconds += self.resume_s(depth)
         return float(seconds * self._time_factor())
 

@@ -23,7 +23,8 @@ from benchmarks.control.trace_world import Engine, ReplayWorld
 from vllm_mtp.config import ConfigError
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
-from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.control.threshold import ThresholdController
 from vllm_mtp.records import DraftDecision
@@ -142,19 +143,19 @@ class Replay:
         return min(range(len(self.uniform)), key=self.over_uniform)
 
     def num_switches(self, first: int = 0) -> int:
-        """Changes of the depth, probes left out."""
+        """Changes of the depth, explorations left out."""
         depths = [
             depth
             for depth, reason in zip(
                 self.depths[first:], self.reasons[first:], strict=True
             )
-            if reason != "probe"
+            if reason != "explore"
         ]
         return sum(a != b for a, b in pairwise(depths))
 
-    def share_of_probes(self, first: int = 0) -> float:
+    def share_of_exploration(self, first: int = 0) -> float:
         """Of steps."""
-        return self.reasons[first:].count("probe") / len(self.reasons[first:])
+        return self.reasons[first:].count("explore") / len(self.reasons[first:])
 
     @property
     def realised_goodput(self) -> float:

@@ -17,6 +17,8 @@ from rich.table import Table
 from vllm_mtp.tools.provenance import replacing
 
 DPI = 130
+_FORMERLY = "share_of_probes"
+"""Of the same in results before the controller was renewed."""
 MAX_DEPTH_PANELS = 3
 RUN_COLUMNS = (
     "over\nK=0",
@@ -25,7 +27,7 @@ RUN_COLUMNS = (
     "regret\n%",
     "after\nchange",
     "moves",
-    "probe\n%",
+    "explored\n%",
 )
 
 
@@ -61,7 +63,7 @@ def _run_table(result: Mapping[str, Any]) -> Table:
         caption="best K: the best one that never changes. Regret: the share of time "
         "that the oracle would not have needed; after change: within "
         f"{options['steps_after_a_change']} steps of each change. Moves: of the depth, "
-        "without probes.",
+        "without explorations.",
         caption_justify="left",
         box=box.SIMPLE_HEAVY,
         padding=(0, 1, 0, 0),
@@ -86,7 +88,7 @@ def _run_table(result: Mapping[str, Any]) -> Table:
             f"{100 * run['regret']:.2f}",
             "-" if after is None else f"{100 * after:.2f}",
             f"{run['switches']:.0f}",
-            f"{100 * run['share_of_probes']:.1f}",
+            f"{100 * run.get('share_of_exploration', run.get(_FORMERLY, 0.0)):.1f}",
         )
         last = run["world"]
     return table

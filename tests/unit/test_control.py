@@ -74,7 +74,7 @@ def test_a_cpu_begins_with_beliefs_of_its_own() -> None:
     assert isinstance(of_cpu, GoodputController)
     assert isinstance(other, GoodputController)
     many = {
-        name: controller.cost.times(16, 100.0).uniform(3, 3).seconds
+        name: controller.cost.times(16, 100.0, True).seconds(3, 3)
         for name, controller in (("cpu", of_cpu), ("other", other))
     }
     assert many["cpu"] > 2 * many["other"]

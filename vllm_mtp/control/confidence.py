@@ -1,46 +1,30 @@
 """What a draft token's own confidence says about its acceptance.
 
 The confidence of a draft token is the logit of the proposal's first choice minus that
-of its second: 0 where both are equally likely. It is known before anything is
-verified, and it says more about a single token than the past of its request does::
+of its second. It is known before anything is verified::
 
-    log-odds of p_ij = (see `survival`) + slope (confidence - centre of position j)
+    log-odds of p_ij = (see `survival`) + slope (confidence - centre[j])
 
-``centre`` is the running mean, so the rest of the model is about drafts of usual
-confidence. Before a token is drafted its confidence is unknown: then the log-odds are
-damped (MacKay's approximation of a logistic averaged over a normal).
-
-That mean is a guess: confidences are not normal, and after a change of the load their
-centre and spread are those of before. So for the first position, which every draft has,
-what is guessed without the confidence is corrected (``first_bias``) by what happens.
-Without it drafting promised up to a fifth more than it kept, on texts with few accepted
-tokens after texts with many.
+``centre`` is the running mean. Before a token is drafted its confidence is unknown, so
+its chance is the mean over `usual_offsets`: quantiles of the confidences seen lately.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from copy import deepcopy
-from typing import Self
 
 from vllm_mtp.acceptance import MAX_CONFIDENCE
 
-_HALF_LIFE = 512.0
-"""Drafts after which what is known of centres and the slope counts half."""
-_FORGET = math.log(2) / _HALF_LIFE
-_PRIOR_SLOPE = 1.0
-"""As if the proposal were calibrated and its second choice the only other one."""
-_PRIOR_PRECISION = 4.0
-_MAX_SLOPE = 4.0
-_BIAS_HALF_LIFE = 256.0
-_BIAS_FORGET = math.log(2) / _BIAS_HALF_LIFE
-_MAX_BIAS = 2.0
-_WORTH_OF_STRANGERS = 16.0
-"""Drafts that what another kind of request has taught counts for."""
-_NUM_RECENT = 64
-_NUM_QUANTILES = 4
-_FEWEST_RECENT = 16
-"""Drafts that tell how confidences of first tokens are spread."""
+PRIOR_SLOPE = 1.0
+"""Log-odds per unit of confidence if the proposal is calibrated and its second choice
+the only other one; a precision of 4, some dozens of drafts."""
+NUM_RECENT = 64
+"""Drafts whose confidences make the quantiles; a fourth before there are any. Centres
+and the slope belong to the model, not to the load: they count eight times as long."""
+NUM_QUANTILES = 4
+"""Equally likely values; more change what drafting is worth by less than a percent."""
+
+_FORGET = 1.0 / (8 * NUM_RECENT)
+_PRECISION = 4.0 * PRIOR_SLOPE
 
 
 def sane(confidences: tuple[float, ...], num_drafted: int) -> tuple[float, ...]:
@@ -54,27 +38,14 @@ class ConfidenceModel:
     """Learns slope and usual confidence of each position."""
 
     def __init__(self, max_draft_length: int) -> None:
-        self.slope = _PRIOR_SLOPE
-        self._precision = _PRIOR_PRECISION
-        # [K_max] each
+        self.slope = PRIOR_SLOPE
+        # [K_max]
         self.centres = [0.0] * max_draft_length
-        self._variances = [0.0] * max_draft_length
+        self._precision = _PRECISION
         self._counts = [0.0] * max_draft_length
-        self.dampings = [1.0] * max_draft_length
-        """Factor of a position's log-odds while its confidence is unknown."""
-        self.first_bias = 0.0
-        """Then added to the damped log-odds of the first position."""
-        self._bias_precision = _PRIOR_PRECISION
-        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
         """Of first tokens."""
-
-    def of_strangers(self) -> Self:
-        """What is believed of another kind of request before its first draft."""
-        copied = deepcopy(self)
-        copied._precision = min(self._precision, _WORTH_OF_STRANGERS)
-        copied._bias_precision = min(self._bias_precision, _WORTH_OF_STRANGERS)
-        copied._counts = [min(c, _WORTH_OF_STRANGERS) for c in self._counts]
-        return copied
+        self._usual: list[float] | None = None
 
     def offsets(self, confidences: Sequence[float]) -> list[float]:
         """What confidences add to the log-odds of their positions."""
@@ -84,31 +55,32 @@ class ConfidenceModel:
         ]
 
     def usual_offsets(self) -> list[float]:
-        """What the confidence of a first token may add, equally likely values.
+        """What the confidence of a draft token may add, equally likely values.
 
-        Quantiles of those seen lately, rising: between easy and hard texts confidences
-        are far from normal. Empty while too few were seen.
+        Empty while too few were seen.
         """
-        if len(self._recent) < _FEWEST_RECENT:
+        if len(self._recent) < NUM_RECENT // 4:
             return []
-        known, centre = sorted(self._recent), self.centres[0]
-        step = len(known) / _NUM_QUANTILES
-        quantiles = [known[int((i + 0.5) * step)] for i in range(_NUM_QUANTILES)]
-        return [self.slope * (min(c, MAX_CONFIDENCE) - centre) for c in quantiles]
+        if self._usual is None:
+            known, step = sorted(self._recent), len(self._recent) / NUM_QUANTILES
+            usual = [known[int((i + 0.5) * step)] for i in range(NUM_QUANTILES)]
+            self._usual = [u - self.centres[0] for u in usual]
+        return [self.slope * usual for usual in self._usual]
 
-    def note(self, confidences: Sequence[float]) -> None:
-        """Learn what is usual from one request's drafted tokens, verified or not."""
-        self._recent.extend(confidences[:1])
+    def note(self, confidences: Sequence[float], num_drafts: int = 1) -> None:
+        """Learn what is usual from drafted tokens, verified or not.
+
+        Args:
+            confidences: Of a draft, at least one.
+            num_drafts: So many drafts had the same.
+        """
+        self._usual = None
+        self._recent.extend([min(confidences[0], MAX_CONFIDENCE)] * num_drafts)
         for position, confidence in enumerate(confidences[: len(self.centres)]):
-            count = min(self._counts[position] + 1.0, 1.0 / _FORGET)
+            count = min(self._counts[position] + num_drafts, 1.0 / _FORGET)
             self._counts[position] = count
             away = min(confidence, MAX_CONFIDENCE) - self.centres[position]
-            self.centres[position] += away / count
-            variance = self._variances[position]
-            variance += ((1.0 - 1.0 / count) * away * away - variance) / count
-            self._variances[position] = variance
-            spread = self.slope * self.slope * variance
-            self.dampings[position] = 1.0 / math.sqrt(1.0 + math.pi / 8.0 * spread)
+            self.centres[position] += min(num_drafts / count, 1.0) * away
 
     def learn(
         self,
@@ -124,32 +96,13 @@ class ConfidenceModel:
             confidences: Of the draft tokens, in order.
         """
         score = information = 0.0
-        for position, p in enumerate(probabilities[: len(confidences)]):
+        for position, p in enumerate(probabilities):
             away = min(confidences[position], MAX_CONFIDENCE) - self.centres[position]
             score += ((position < num_accepted) - p) * away
             information += p * (1.0 - p) * away * away
-        back = _FORGET * _PRIOR_PRECISION
+        back = _FORGET * _PRECISION
         self._precision += information + back - _FORGET * self._precision
         slope = (
-            self.slope + (score - back * (self.slope - _PRIOR_SLOPE)) / self._precision
+            self.slope + (score - back * (self.slope - PRIOR_SLOPE)) / self._precision
         )
-        self.slope = min(max(slope, 0.0), _MAX_SLOPE)
-
-    def learn_first(
-        self, probability: float, num_accepted: int, num_drafts: int
-    ) -> None:
-        """Learn what first draft tokens are worth before they are drafted.
-
-        Args:
-            probability: Of their acceptance, as expected without their confidence.
-            num_accepted: So many were.
-            num_drafts: Of so many, whatever their confidences: a draft that was only
-                looked at because it seemed good says nothing about the others.
-        """
-        information = num_drafts * probability * (1.0 - probability)
-        forget = 1.0 - (1.0 - _BIAS_FORGET) ** num_drafts
-        back = forget * _PRIOR_PRECISION
-        self._bias_precision += information + back - forget * self._bias_precision
-        score = num_accepted - num_drafts * probability - back * self.first_bias
-        bias = self.first_bias + score / self._bias_precision
-        self.first_bias = min(max(bias, -_MAX_BIAS), _MAX_BIAS)
+        self.slope = min(max(slope, 0.0), MAX_CONFIDENCE)

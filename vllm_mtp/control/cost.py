@@ -1,115 +1,88 @@
-"""What a step costs, learned from the engine's own steps.
+"""What a step costs: Bayesian regression of the logarithm of step times.
 
-The batch decides the *block*: a bucket of the number of decoding requests, one of
-their mean context length, and whether any of them is sampled. Each block has beliefs
-of its own (`step_times`); a new one starts from those of the nearest block that was
-visited, taken by the rows of a pass.
+A batch decides the *block*: a bucket of the number of decoding requests, and whether
+any of them is sampled. Each block has terms of its own (`step_times`), and starts from
+those of the nearest one. Among them ``speed`` is a random walk that all kinds of steps
+share: a machine that changes speed makes none of them dearer beside the others. An
+extended Kalman filter learns all terms jointly, so that what a jump of the speed was
+first taken for is put right by the steps that follow.
 
-Robust: a step's time counts for as much as three typical deviations at most, unless
-steps in a row are that far off: then beliefs are wrong. Drift: what makes all steps
-slower at once (a busy machine) is told from what makes one kind of step dearer, because
-the former is by far the more frequent.
-
-Steps with prefill tell nothing about drafts and are ignored. Steps in which the MTP
-layers caught up on what they missed teach the price of catching up and nothing else.
+Steps with prefill teach nothing. Steps with a KV backfill teach its price alone.
 """
 
 import math
-import statistics
-from collections.abc import Sequence
-from functools import cache
+from random import Random
 
-from vllm_mtp.control.batch_kind import BatchKind, kind_of
-from vllm_mtp.control.expected_times import ExpectedTimes
-from vllm_mtp.control.jumps import Jumps, mean_variance
+import numpy as np
+
 from vllm_mtp.control.step_times import (
+    CONTEXT,
+    ENTRY,
+    LEAST_TIME,
+    SIZE,
+    SPEED,
     CostPrior,
-    Estimate,
-    Layout,
-    StepTimes,
+    Matrix,
+    Times,
+    Vector,
+    features,
     moved,
-    prior_shape,
+    prior_covariance,
+    prior_mean,
+    request_bucket,
 )
 from vllm_mtp.records import StepOutcome
 
-_HALF_LIFE_STEPS = 10000.0
-"""Of what is known about a kind of step that is never visited again."""
-_MAX_LEVEL_VARIANCE = 0.03
-"""Growth of the variance of all times together, as `Jumps.variance`, in all the time
-between two visits."""
-_MAX_PENDING = 32
-"""Equal steps in a row are averaged, at most so many."""
-_FIRST_STEPS = 20
-"""While a block is so young, a much faster step shows that its scale was set by a
-disturbed one."""
-_WRONG_DEVIATIONS, _WRONG_SHARE, _WRONG_STEPS = 3.0, 0.6, 5
-"""So many steps in a row that are off by so many deviations, and by so much of what was
-expected, show that it is wrong; plain steps among them count if they take what they
-should. Less may be a neighbour of this machine: when two steps
-were enough, drafting was believed to be dear after a burst of slow steps, was given up,
-and therefore never seen to be cheap again."""
-_VISITS_WITHOUT_PLAIN = 48
-"""So many steps with drafts are enough to guess what one without takes."""
-_OTHER_SAMPLING = 0.5
-"""Distance of batches that are sampled from those that are not, in doublings of the
-number of requests. Verifying 16 rows of 16,384 tokens and drawing as many drafts took
-20 ms of 120 that finding the likeliest tokens did not. Taken for the same kind of
-batch, sampled ones were drafted for at a loss of 13 %, and greedy ones, after them, not
-where that gains 12 %."""
-_MIN_STEP_S, _MAX_STEP_S = 1e-7, 3600.0
-"""What took less or more is no step: the clock jumped, or the machine slept."""
+UNKNOWN_SPEED = 100.0
+"""Variance of log speed before any step: microseconds and minutes are as likely."""
+SPEED_VARIANCE = 2e-4
+"""Growth of the variance of log speed in each step: a shared machine wanders by several
+percent within seconds."""
+FORGET_STEPS = 4000.0
+"""Steps after which what is known of a block's terms is forgotten."""
+MAX_DEVIATIONS = 3.0
+"""Standard deviations that a step's time counts for at most."""
+BACKFILL_TOKENS = 256.0
+"""Tokens of KV backfill before their price is believed: it contains a step's noise. A
+twentieth of what is known of it is forgotten with each backfill."""
 
-
-class _Pending:
-    """Equal steps in a row that wait to be learned."""
-
-    __slots__ = ("expected", "features", "seconds", "total")
-
-    def __init__(self, features: Sequence[float], expected: Estimate) -> None:
-        self.features = features
-        self.expected = expected
-        """Relative time, as of before these steps."""
-        self.total = 0.0
-        """Their relative times, summed, each bounded."""
-        self.seconds: list[float] = []
-        """Their times as they were, of a batch of the block's own size."""
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.seconds)
-
-
-class _CaughtUp:
-    """Time and tokens of the catch-up passes so far, recent ones counting most."""
-
-    seconds = 0.0
-    num_tokens = 0.0
+_ROUNDING = 1e-9
+_Key = tuple[int, bool]
+"""(bucket of requests, none is sampled)"""
 
 
 class _Block:
-    """Beliefs about a bucket of batches."""
+    """Beliefs about one kind of batch."""
 
-    def __init__(self, num_requests: int, times: StepTimes, now_step: int) -> None:
-        self.num_requests = num_requests
-        self.times = times
-        self.slope = 0.5
-        """Growth of the time with the number of requests, 0 (none) .. 1."""
-        self.num_visits = 0
-        self.has_plain_steps = False
-        """A step that neither drafts nor verifies was seen."""
-        self.num_wrong = 0
-        """Steps in a row that took far more than expected, or far less (negative), and
-        plain ones among them that did not."""
-        self.aged_at = now_step
-        """Step up to which time has made everything uncertain."""
+    __slots__ = ("covariance", "mean", "num_plain", "updated_at")
 
-    def factor(self, num_requests: int) -> float:
-        """Time of a batch over that of the block's own size."""
-        return 1.0 + self.slope * (num_requests / self.num_requests - 1.0)
+    def __init__(self, mean: Vector, covariance: Matrix) -> None:
+        self.mean, self.covariance, self.updated_at = mean, covariance, 0
+        self.num_plain = 0
+        """Steps without speculation that took about what was expected; of batches of
+        half to twice the size, too."""
+
+    def scale_s(self, size: float, context: float) -> float:
+        """Seconds of a step without speculation."""
+        mean = self.mean
+        log_s = mean[SPEED] + size * mean[SIZE] + context * mean[CONTEXT]
+        return math.exp(min(max(log_s, -50.0), 50.0))
+
+    def sampled(self, random: Random) -> list[float]:
+        """Relative terms in a sample of the posterior."""
+        tail = self.covariance[ENTRY:, ENTRY:]
+        try:
+            root = np.linalg.cholesky(tail + _ROUNDING * np.eye(len(tail)))
+        except np.linalg.LinAlgError:  # rounding, after very many steps
+            self.covariance[:] = np.diag(np.diag(self.covariance).clip(_ROUNDING))
+            root = np.sqrt(self.covariance[ENTRY:, ENTRY:])
+        noise = np.array([random.gauss(0.0, 1.0) for _ in range(len(tail))])
+        found: list[float] = (self.mean[ENTRY:] + (root * noise).sum(axis=1)).tolist()
+        return found
 
 
 class CostModel:
-    """Learns step times, answers with expected ones for any decision."""
+    """Learns step times, answers with expected or sampled ones."""
 
     def __init__(self, max_draft_length: int, prior: CostPrior | None = None) -> None:
         """Start from a prior.
@@ -120,228 +93,146 @@ class CostModel:
         """
         self.max_draft_length = max_draft_length
         self.noise = 0.1
-        """Typical deviation of a step's time, as a fraction."""
-        self._caught_up = _CaughtUp()
-        self._jumps = Jumps()
-        self._layout = Layout(max_draft_length)
+        """Typical deviation of a step's log time."""
         self._prior = prior or CostPrior()
-        self._shape = prior_shape(self._layout, self._prior)
-        self._forget = math.log(2) / _HALF_LIFE_STEPS
-        self._blocks: dict[BatchKind, _Block] = {}
-        self._pending: dict[BatchKind, _Pending] = {}
+        self._blocks: dict[_Key, _Block] = {}
         self._num_steps = 0
-        self._uniform = cache(self._layout.uniform)
+        self._backfill_s = self._backfill_tokens = 0.0
+
+    @property
+    def backfill_token_s(self) -> float:
+        """Seconds of one token of KV backfill."""
+        return self._backfill_s / (self._backfill_tokens + BACKFILL_TOKENS)
+
+    # -- answers ------------------------------------------------------------------
+
+    def num_plain_steps(self, num_requests: int, is_greedy: bool) -> int:
+        """Steps without speculation of such batches that took what was expected."""
+        return self._block((request_bucket(num_requests), is_greedy)).num_plain
 
     def times(
-        self, num_requests: int, context_per_request: float, is_greedy: bool = True
-    ) -> ExpectedTimes:
-        """Expected time of every decision for a batch.
+        self,
+        num_requests: int,
+        context: float,
+        is_greedy: bool,
+        random: Random | None = None,
+    ) -> Times:
+        """Times of every decision for a batch.
 
         Args:
-            num_requests: Requests that decode, >= 1.
-            context_per_request: Their mean context length, tokens.
+            num_requests: That decode, >= 1.
+            context: Mean context length, tokens.
             is_greedy: None of them is sampled.
+            random: Draws a sample of the posterior; None for its mean.
         """
-        self._learn_pending()
-        block = self._block(kind_of(num_requests, context_per_request, is_greedy))
-        scale_s = block.times.scale_s or 1.0
-        guesses_plain = (
-            not block.has_plain_steps and block.num_visits >= _VISITS_WITHOUT_PLAIN
-        )
-        return ExpectedTimes(
-            self._layout,
-            block.times,
-            scale_s * block.factor(num_requests),
-            guesses_plain,
-        )
+        key = (request_bucket(num_requests), is_greedy)
+        block = self._block(key)
+        terms = block.mean[ENTRY:].tolist() if random is None else block.sampled(random)
+        return Times(block.scale_s(*_logarithms(num_requests, context)), terms)
 
     # -- learning -----------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a step; one with prefill, or without a sane time, is ignored."""
+        """Learn from a step; one without a sane time is ignored."""
         self._num_steps += 1
-        seconds = outcome.step_time_s
-        num_requests = outcome.num_decode_requests
-        if outcome.num_prefill_tokens or not _MIN_STEP_S < seconds < _MAX_STEP_S:
+        num_requests, seconds = outcome.num_decode_requests, outcome.step_time_s
+        if outcome.num_prefill_tokens or num_requests <= 0:
             return
-        if num_requests <= 0 or outcome.num_scheduled_tokens < num_requests:
+        if not 1e-7 < seconds < 3600.0:  # a clock that jumped
             return
-        context = outcome.num_context_tokens / num_requests
-        key = kind_of(num_requests, context, outcome.is_greedy)
-        block = self._block(key)
-        features = self._features(outcome)
-        if outcome.num_catch_up_tokens:
-            self._learn_catch_up(block, features, outcome)
-            return
-        if not block.times.is_known:
-            expected = block.times.relative(features).seconds
-            block.times.scale_s = seconds / expected / block.factor(num_requests)
-        self._note(key, features, num_requests, seconds)
-
-    def _features(self, outcome: StepOutcome) -> Sequence[float]:
-        num_requests = outcome.num_decode_requests
+        block = self._block((request_bucket(num_requests), outcome.is_greedy))
+        extra = max(outcome.num_scheduled_tokens - num_requests, 0)
+        length = min(extra / num_requests, float(self.max_draft_length))
         depth = min(max(outcome.draft_depth, 0), self.max_draft_length)
-        extra = outcome.num_scheduled_tokens - num_requests
-        extra = min(extra, num_requests * self.max_draft_length)
-        length, rest = divmod(extra, num_requests)
-        if rest == 0 and all(r[1] == length for r in outcome.requests):
-            features = self._uniform(length, depth)
-        else:
-            features = self._layout.mixed(extra / num_requests, depth)
-        return self._layout.undrafted(features) if extra and not depth else features
-
-    def _note(
-        self,
-        key: BatchKind,
-        features: Sequence[float],
-        num_requests: int,
-        seconds: float,
-    ) -> None:
-        block = self._blocks[key]
-        pending = self._pending.get(key)
-        if (
-            pending is None
-            or (pending.features is not features and pending.features != features)
-            or pending.num_steps >= _MAX_PENDING
-        ):
-            self._learn_pending()
-            pending = _Pending(features, block.times.relative(features))
-            self._pending[key] = pending
-        own_s = seconds / block.factor(num_requests)
-        pending.seconds.append(own_s)
-        relative = own_s / block.times.scale_s
-        block.num_visits += 1
-        expected = pending.expected.seconds
-        if block.num_visits <= _FIRST_STEPS and relative < 0.6 * expected:
-            block.times.scale_s *= relative / expected
-            relative = expected
-        pending.total += self._clip(block, pending.expected, relative, num_requests)
-
-    def _clip(
-        self,
-        block: _Block,
-        estimate: Estimate,
-        relative: float,
-        num_requests: int,
-    ) -> float:
-        expected, doubt = estimate
-        surprise = relative / expected - 1.0
-        bound = 3.0 * math.hypot(self.noise, doubt)
-        clipped = min(max(surprise, -bound), bound)
-        # May grow slowly at most, so that a spike does not open the door to the next,
-        # while a lasting change is not clipped for long.
-        if doubt < self.noise:
-            typical = 1.25 * min(abs(surprise), 3.0 * self.noise)
-            self.noise += 0.02 * (typical - self.noise)
-            self.noise = min(max(self.noise, 0.005), 1.0)
-        size = num_requests / block.num_requests - 1.0
-        block.slope = min(max(block.slope + 0.5 * clipped * size, 0.0), 1.0)
-        return expected * (1.0 + clipped)
-
-    def _learn_pending(self) -> None:
-        for key, pending in self._pending.items():
-            self._learn_group(key, pending)
-        self._pending.clear()
-
-    def _learn_group(self, key: BatchKind, pending: _Pending) -> None:
-        block = self._blocks[key]
-        times = block.times
-        block.has_plain_steps |= pending.features == self._uniform(0, 0)
-        kind = (key, pending.features)
-        jumped = self._jumps.learn(kind, pending.seconds, self.noise)
-        elapsed = self._num_steps - block.aged_at
-        block.aged_at = self._num_steps
-        wandered = min(self._jumps.variance * elapsed, _MAX_LEVEL_VARIANCE)
-        forgotten = 1.0 - math.exp(-self._forget * elapsed)
-        times.age(self._shape, forgotten, wandered + jumped)
-        noise = self.noise * math.sqrt(mean_variance(pending.num_steps))
-        relative = pending.total / pending.num_steps
-        # The lower one of two, so that a single spike is none of a pair.
-        typical = statistics.median_low(pending.seconds) / times.scale_s
-        error = self._error(block, pending, typical, noise)
-        if error:
-            times.doubt(self._shape, pending.features, 0.5 * error**2)
-            relative = typical
-        times.learn(pending.features, relative, noise * relative)
-
-    def _error(
-        self, block: _Block, pending: _Pending, typical: float, noise: float
-    ) -> float:
-        """By how much beliefs about drafts are wrong; 0 if too few steps say so.
-
-        Not of plain steps: what they take is the level. One that takes what it should,
-        right after drafts that did not, says that it is not the machine.
-        """
-        is_plain = pending.features == self._uniform(0, 0)
-        if is_plain and not block.num_wrong:
-            return 0.0
-        expected, doubt = block.times.relative(pending.features)
-        error = typical - expected
-        usual = math.hypot(doubt * expected, noise * typical)
-        if is_plain:
-            if abs(error) > _WRONG_DEVIATIONS * usual:
-                block.num_wrong = 0
-            else:
-                block.num_wrong += 1 if block.num_wrong > 0 else -1
-            return 0.0
-        if abs(error) <= max(_WRONG_DEVIATIONS * usual, _WRONG_SHARE * expected):
-            block.num_wrong = 0
-            return 0.0
-        if block.num_wrong * error < 0:
-            block.num_wrong = 0
-        block.num_wrong += round(math.copysign(pending.num_steps, error))
-        return error if abs(block.num_wrong) >= _WRONG_STEPS else 0.0
-
-    def _learn_catch_up(
-        self, block: _Block, features: Sequence[float], outcome: StepOutcome
-    ) -> None:
-        if not block.times.is_known:
+        is_uniform = all(r.num_draft_tokens == length for r in outcome.requests)
+        size, context = _logarithms(
+            num_requests, outcome.num_context_tokens / num_requests
+        )
+        slope = features(self.max_draft_length, length, depth, is_uniform)
+        relative = max(1.0 + float((slope * block.mean).sum()), LEAST_TIME)
+        expected_s = block.scale_s(size, context) * relative
+        if outcome.num_catch_up_tokens:
+            self._learn_backfill(outcome, expected_s)
             return
-        scale_s = block.times.scale_s * block.factor(outcome.num_decode_requests)
-        usual_s = block.times.relative(features).seconds * scale_s
-        extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
-        known = self._caught_up
-        known.seconds += extra_s - 0.05 * known.seconds
-        known.num_tokens += outcome.num_catch_up_tokens - 0.05 * known.num_tokens
+        slope /= relative
+        slope[:ENTRY] = 1.0, size, context
+        self._age(block)
+        is_expected = self._learn(block, slope, math.log(seconds / expected_s))
+        block.num_plain += is_expected and not (length or depth)
 
-    @property
-    def catch_up_token_s(self) -> float:
-        """Seconds of one token that the MTP layers catch up on."""
-        # A few tokens say nothing: the noise of the whole step is in their time.
-        return self._caught_up.seconds / (self._caught_up.num_tokens + 256.0)
+    def _age(self, block: _Block) -> None:
+        """Time makes uncertain again."""
+        elapsed = self._num_steps - block.updated_at
+        block.updated_at = self._num_steps
+        prior = prior_covariance(self.max_draft_length, None)
+        forgotten = min(elapsed / FORGET_STEPS, 1.0)
+        block.covariance += forgotten * (prior - block.covariance)
+        block.covariance[SPEED, SPEED] += SPEED_VARIANCE * elapsed
+
+    def _learn(self, block: _Block, slope: Vector, error: float) -> bool:
+        """One step of the filter; returns whether the time was about as expected.
+
+        Args:
+            block: Beliefs about the batch.
+            slope: Of the logarithm of the time, by each term.
+            error: Logarithm of the time over what was expected.
+        """
+        cross = (block.covariance * slope).sum(axis=1)
+        doubt = float((cross * slope).sum())
+        # The first step of all may be wrong by a factor: caches are cold.
+        is_first = doubt >= UNKNOWN_SPEED
+        variance = doubt + (1.0 if is_first else self.noise**2)
+        most = MAX_DEVIATIONS * math.sqrt(variance)
+        if doubt < self.noise**2:
+            typical = 1.25 * min(abs(error), MAX_DEVIATIONS * self.noise)
+            self.noise = max(self.noise + 0.02 * (typical - self.noise), 0.005)
+        block.mean += cross * (min(max(error, -most), most) / variance)
+        block.covariance -= np.outer(cross / variance, cross)
+        return abs(error) <= most
+
+    def _learn_backfill(self, outcome: StepOutcome, usual_s: float) -> None:
+        extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
+        self._backfill_s += extra_s - 0.05 * self._backfill_s
+        tokens = outcome.num_catch_up_tokens
+        self._backfill_tokens += tokens - 0.05 * self._backfill_tokens
 
     # -- blocks -------------------------------------------------------------------
 
-    def _block(self, key: BatchKind) -> _Block:
+    def _block(self, key: _Key) -> _Block:
         block = self._blocks.get(key)
         if block is None:
-            block = _Block(key.num_requests, self._first_times(key), self._num_steps)
-            self._blocks[key] = block
+            block = self._blocks[key] = self._first(key)
         return block
 
-    def _first_times(self, key: BatchKind) -> StepTimes:
-        """Beliefs of the nearest block that was visited, less certain.
+    def _first(self, key: _Key) -> _Block:
+        """Beliefs about a new block: the nearest one's by rows, or the prior.
 
-        Four requests are not one with all times in proportion: four drafts of each are
-        20 rows there and 5 here. Taken in proportion, drafting in a batch that grew
-        from 1 request to 4 was believed to be 10 % cheaper beside plain steps than it
-        is (K = 2), for hundreds of steps.
+        An octave of size doubts a fifth more of what is known; a block within one
+        needs no plain steps of its own.
         """
+        known = [k for k, block in self._blocks.items() if block.updated_at]
+        covariance = prior_covariance(self.max_draft_length, self._prior, key[0]).copy()
+        if not known:
+            covariance[SPEED, SPEED] = UNKNOWN_SPEED
+            mean = prior_mean(self.max_draft_length, self._prior, key[0])
+            return _Block(mean, covariance)
+        away, near = min((_distance(key, other), other) for other in known)
+        block = self._blocks[near]
+        share = min(0.2 + 0.2 * away, 1.0)
+        covariance = block.covariance + share * (covariance - block.covariance)
+        covariance[SPEED, SPEED] += 0.1 * away
+        first = _Block(moved(block.mean, key[0] / near[0]), covariance)
+        if away <= 1.0 and near[1] == key[1]:
+            first.num_plain = block.num_plain
+        return first
 
-        def distance(other: BatchKind) -> float:
-            return (
-                abs(math.log2(other.num_requests / key.num_requests))
-                + abs(other.context_bucket - key.context_bucket)
-                + _OTHER_SAMPLING * (other.is_greedy != key.is_greedy)
-            )
 
-        visited = [k for k, block in self._blocks.items() if block.times.is_known]
-        if not visited:
-            return StepTimes(prior_shape(self._layout, self._prior, key.num_requests))
-        nearest = min(visited, key=lambda other: (distance(other), other))
-        known = self._blocks[nearest].times
-        ratio = key.num_requests / nearest.num_requests
-        mean = moved(known.mean, self._layout, ratio)
-        times = StepTimes(self._shape._replace(mean=mean, covariance=known.covariance))
-        times.age(self._shape, min(0.15 + 0.15 * distance(nearest), 0.8), 0.0)
-        return times
+def _distance(key: _Key, other: _Key) -> float:
+    """Octaves between two sizes; sampling counts half of one."""
+    return abs(math.log2(other[0] / key[0])) + 0.5 * (other[1] != key[1])
+
+
+def _logarithms(num_requests: int, context: float) -> tuple[float, float]:
+    """Features of the batch: its size within the bucket, and its context length."""
+    size = math.log(num_requests / request_bucket(num_requests))
+    return size, math.log1p(context / 1024.0)

@@ -1,34 +1,63 @@
-"""Draft lengths of a batch's requests under a plan, fast enough to stand between steps.
-
-Requests of one class have the same length, so it is worked out once for each class.
-"""
+"""Draft lengths of a batch's requests under a plan; it stands between two steps."""
 
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import TypeVar
 
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.survival import SurvivalModel
-
-_Key = TypeVar("_Key")
-
-
-class DraftLengths(dict[int, int]):
-    """Draft length of each class under a plan, computed when first asked for."""
-
-    def __init__(self, plan: Plan, survival: SurvivalModel) -> None:
-        super().__init__()
-        self.plan, self._survival = plan, survival
-
-    def __missing__(self, class_id: int) -> int:
-        survival = self._survival.survival_of_class(class_id)
-        length = self[class_id] = self.plan.draft_length(survival)
-        return length
+from vllm_mtp.records import DecodeRequest
 
 
-def items(table: dict[_Key, int], keys: Sequence[_Key]) -> Sequence[int]:
-    """Many items at once: twice as fast as one by one."""
-    if len(keys) == 1:
-        return (table[keys[0]],)
-    found: tuple[int, ...] = itemgetter(*keys)(table)
-    return found
+class DraftLengths:
+    """Looks up draft lengths by class, each worked out once for a plan."""
+
+    def __init__(self, survival: SurvivalModel, depths: Sequence[int]) -> None:
+        """Begin.
+
+        Args:
+            survival: What is believed of acceptance.
+            depths: Allowed ones, rising.
+        """
+        self._survival = survival
+        self._can_be_off = 0 in depths
+        self._longest = depths[-1]
+        self._plan: Plan | None = None
+        self._of_class: dict[int, int] = {}
+
+    def of(self, requests: Sequence[DecodeRequest], plan: Plan) -> dict[str, int]:
+        """Draft length of each request, pins aside."""
+        if plan.is_uniform:
+            return dict.fromkeys([request[0] for request in requests], plan.depth)
+        if self._plan is not plan:
+            self._plan, self._of_class = plan, {}
+        of_class, survival = self._of_class, self._survival
+        chosen = {}
+        for request in requests:
+            class_id = survival.class_of.get(request.request_id)
+            if class_id is None:
+                class_id = survival.see(request)
+            length = of_class.get(class_id)
+            if length is None:
+                length = plan.draft_length(survival.survival_of_class(class_id))
+                of_class[class_id] = length
+            chosen[request.request_id] = length
+        return chosen
+
+    def bounded(self, pin: int) -> int:
+        """The draft length that a pinned one becomes."""
+        return min(max(pin, 0), self._longest)
+
+    def pin(
+        self, chosen: dict[str, int], requests: Sequence[DecodeRequest], depth: int
+    ) -> int:
+        """Put pins in their places; returns the depth that they need as well."""
+        is_any_free = False
+        for request in requests:
+            pin = request.pinned_draft_length
+            if pin is None:
+                is_any_free = True
+            else:
+                chosen[request.request_id] = self.bounded(pin)
+        deepest = max(chosen.values())
+        if is_any_free or not self._can_be_off:
+            return max(depth, deepest)
+        return deepest

@@ -3,7 +3,8 @@
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MTPPlusConfig
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
-from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.control.step_times import CPU_COST_PRIOR, CostPrior
 from vllm_mtp.control.threshold import ThresholdController

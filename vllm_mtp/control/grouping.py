@@ -1,55 +1,64 @@
-"""A batch as plans see it: requests of each class, and what is believed of them."""
+"""A batch as plans see it: what kind it is, and requests of each class."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from vllm_mtp.control.planner import Batch, Group, PinnedGroup
+from vllm_mtp.control.planner import Group
+from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest
+
+
+class BatchKind(NamedTuple):
+    """What is known of a batch before anything is drafted for it.
+
+    Each kind keeps the plan that was found for it: a batch that shrinks to a single
+    request for a few steps says nothing about the one before.
+    """
+
+    size: int
+    """Bucket of its requests."""
+    is_greedy: bool
+    """None of its requests is sampled."""
+    constrained: frozenset[bool]
+    """Whether its requests are constrained; both if only some are."""
+
+
+def kind_of(are_greedy: Sequence[bool], are_constrained: Sequence[bool]) -> BatchKind:
+    """Of these requests, at least one."""
+    size = request_bucket(len(are_greedy))
+    return BatchKind(size, all(are_greedy), frozenset(are_constrained))
 
 
 def grouped(
     requests: Sequence[DecodeRequest],
     survival: SurvivalModel,
-    *,
     bounded: Callable[[int], int],
-    optimism: float,
-    num_known: int,
     may_split: bool,
-) -> Batch:
-    """Sort requests into classes that plans do not tell apart.
+) -> tuple[list[Group], list[int]]:
+    """Sort requests into groups that plans do not tell apart.
 
     Args:
         requests: Those that decode. The model sees all of them, and forgets others
             where it knows far too many.
         survival: What is believed of acceptance.
         bounded: The draft length that a pinned one becomes.
-        optimism: Deviations that the optimistic survival lies above the expected one.
-        num_known: Positions that the plan in use drafts, so that luck shows.
         may_split: Drafts of a class may differ by confidence.
+
+    Returns:
+        The groups, and the class of each.
     """
     if len(survival.class_of) > 2 * len(requests) + 256:
         survival.keep_only(request.request_id for request in requests)
-    free: Counter[int] = Counter()
-    pinned: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int | None]] = Counter()
     for request in requests:
-        class_id = survival.see(request)
-        if request.pinned_draft_length is None:
-            free[class_id] += 1
-        else:
-            pinned[class_id, bounded(request.pinned_draft_length)] += 1
-    return Batch(
-        [
-            Group(
-                count,
-                survival.survival_of_class(class_id),
-                survival.optimistic_survival_of_class(class_id, optimism, num_known),
-                survival.confidence_offsets(class_id) if may_split else (),
-            )
-            for class_id, count in free.items()
-        ],
-        [
-            PinnedGroup(count, length, survival.survival_of_class(class_id))
-            for (class_id, length), count in pinned.items()
-        ],
-    )
+        pin = request.pinned_draft_length
+        counts[survival.see(request), None if pin is None else bounded(pin)] += 1
+    groups = []
+    for (class_id, pin), count in counts.items():
+        offsets = survival.confidence_offsets(class_id) if may_split else ()
+        first = survival.log_odds_of_class(class_id)[0] if offsets else 0.0
+        chances = survival.survival_of_class(class_id)
+        groups.append(Group(count, chances, pin, offsets, first))
+    return groups, [class_id for class_id, _ in counts]

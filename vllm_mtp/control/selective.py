@@ -1,46 +1,18 @@
 """What drafting is worth where each draft token's confidence decides about it.
 
-Where the worker can look at its drafts (`stopping`), those that nobody is sure of are
-not verified. A plan that verifies all drafts, or those of some requests, promises less
-than that: for four requests whose text changed between easy and hard, verifying what
-seemed good was worth 15 % where verifying all was worth nothing.
-
-So every request is taken for several that are equally likely: its next draft as sure
-as the surest quarter of the drafts seen lately, as the next quarter, and so on. In the
-mean they accept what the request is believed to: nothing but the choice is gained.
+Where the worker sees its drafts (`stopping`), those that are unlikely to be accepted
+are not verified, so a plan that verifies all of them promises too little. Every request
+is taken for several that are equally likely: its next draft as sure as the surest
+quarter of the drafts seen lately, as the next quarter, and so on.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_mtp.acceptance import log_odds, logistic
-from vllm_mtp.control.expected_times import ExpectedTimes
-from vllm_mtp.control.planner import Batch, Group, Plan
-from vllm_mtp.control.stopping import prices
-
-MAX_SPLIT = 16
-"""Requests up to which this is reckoned; more differ enough among themselves."""
-_NUM_DEPTHS = 2
-"""Depths, the best, of which it is."""
-_NUM_FITS = 4
-_LEAST_CUT = 1e-6
-"""So that the plan is not taken for a uniform one."""
-
-
-def spread_around(probability: float, offsets: Sequence[float]) -> list[float]:
-    """Equally likely probabilities with a given mean.
-
-    Args:
-        probability: The mean, 0 to 1.
-        offsets: What sets them apart, log-odds, at least one.
-    """
-    centre = log_odds(probability) - sum(offsets) / len(offsets)
-    for _ in range(_NUM_FITS):  # Newton's method
-        spread = [logistic(centre + offset) for offset in offsets]
-        slope = sum(p * (1.0 - p) for p in spread)
-        missing = len(spread) * probability - sum(spread)
-        centre += min(max(missing / max(slope, 1e-3), -2.0), 2.0)
-    return [logistic(centre + offset) for offset in offsets]
+from vllm_mtp.acceptance import logistic
+from vllm_mtp.control.planner import Group, Plan
+from vllm_mtp.control.step_times import Times
 
 
 class Part(NamedTuple):
@@ -58,40 +30,13 @@ def split(group: Group) -> list[Part]:
         return [Part(group.num_requests, group.survival)]
     share = group.num_requests / len(group.offsets)
     return [
-        Part(share, [p / first * survival for survival in group.survival])
-        for p in spread_around(first, group.offsets)
-    ]
-
-
-def selective_plans(
-    batch: Batch, found: Sequence[Plan], times: ExpectedTimes
-) -> list[Plan]:
-    """Plans that leave it to the worker whose drafts are verified.
-
-    Args:
-        batch: That the plans were found for.
-        found: Uniform ones among them.
-        times: Expected step times for it.
-
-    Returns:
-        Nothing where requests are pinned, or where nothing is known of confidences.
-    """
-    if batch.pinned or not any(group.offsets for group in batch.groups):
-        return []
-    uniform = [plan for plan in found if plan.depth and plan.is_uniform]
-    best = sorted(uniform, key=lambda plan: plan.goodput)[-_NUM_DEPTHS:]
-    verify = [prices(p, times, batch.num_requests, p.depth, 1.0).verify for p in best]
-    return [
-        selective_plan(batch.groups, plan, worth, times)
-        for plan, worth in zip(best, verify, strict=True)
+        Part(share, [chance / first * s for s in group.survival])
+        for chance in (logistic(group.first_log_odds + o) for o in group.offsets)
     ]
 
 
 def selective_plan(
-    groups: Sequence[Group],
-    uniform: Plan,
-    verify_prices: Sequence[float],
-    times: ExpectedTimes,
+    groups: Sequence[Group], uniform: Plan, verify_prices: Sequence[float], times: Times
 ) -> Plan:
     """What a plan is worth if a rule verifies only what is worth its price.
 
@@ -105,37 +50,17 @@ def selective_plan(
     depth = uniform.depth
     parts = [part for group in groups for part in split(group)]
     lengths = [_worth_verifying(p.survival[:depth], verify_prices) for p in parts]
-    counts = [part.num_requests for part in parts]
-    num_requests = sum(counts)
-    tokens = sum(
-        n * (1.0 + sum(part.survival[:k]))
-        for n, k, part in zip(counts, lengths, parts, strict=True)
-    )
-    if num_requests == 1:
-        seconds = sum(
-            n * times.uniform(k, depth).seconds
-            for n, k in zip(counts, lengths, strict=True)
-        )
+    pairs = list(zip(parts, lengths, strict=True))
+    num_requests = sum(part.num_requests for part in parts)
+    tokens = sum(p.num_requests * (1.0 + sum(p.survival[:k])) for p, k in pairs)
+    if len(groups) == 1 and groups[0].num_requests == 1:
+        seconds = sum(p.num_requests * times.seconds(float(k), depth) for p, k in pairs)
     else:
-        rows = sum(n * k for n, k in zip(counts, lengths, strict=True)) / num_requests
-        seconds = _mixed_s(times, rows, depth)
-    cut = max(verify_prices[1], _LEAST_CUT)
-    lucky = uniform.optimistic_goodput * (tokens / seconds) / uniform.goodput
-    return Plan(depth, cut, tokens, seconds, lucky, bold_s=seconds)
-
-
-def _mixed_s(times: ExpectedTimes, rows: float, depth: int) -> float:
-    """Time of steps that verify so many draft tokens per request in the mean.
-
-    Some verify none and some as many for all, so it is a mean of those times, too.
-    That of few rows alone, which is met seldom and believed to be anything, was 40 ms
-    where no rows took 43 and one of each request 52, and drafting promised 10 % more
-    than it kept.
-    """
-    fewer = min(int(rows), depth - 1)
-    low, high = (times.mixed(k, depth).seconds for k in (fewer, fewer + 1))
-    between = low + (rows - fewer) * (high - low)
-    return max(times.mixed(rows, depth).seconds, between)
+        rows = sum(p.num_requests * k for p, k in pairs) / num_requests
+        seconds = times.seconds(rows, depth, is_uniform=False)
+    # A cut of 0 would be a uniform plan.
+    cut = max(verify_prices[1], sys.float_info.min)
+    return Plan(depth, cut, tokens, seconds, 1.0)
 
 
 def _worth_verifying(survival: Sequence[float], prices: Sequence[float]) -> int:

@@ -1,11 +1,11 @@
 """What the parts of a finished step took, by what is known of the cost."""
 
-from vllm_mtp.control.expected_times import ExpectedTimes
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.records import StepOutcome
 
 
 def step_parts(
-    outcome: StepOutcome, times: ExpectedTimes, max_draft_length: int
+    outcome: StepOutcome, times: Times, max_draft_length: int
 ) -> tuple[float, float, float]:
     """Seconds of the target alone, of verifying drafts, and of drafting.
 
@@ -15,15 +15,12 @@ def step_parts(
         max_draft_length: Upper bound on K.
     """
     num_requests = outcome.num_decode_requests
-    off_s = times.uniform(0, 0).seconds
-    if outcome.num_scheduled_tokens == num_requests and not outcome.draft_depth:
+    off_s = times.seconds(0.0, 0)
+    extra = max(outcome.num_scheduled_tokens - num_requests, 0)
+    if not extra and not outcome.draft_depth:
         return off_s, 0.0, 0.0
-    # Halves, so that the answers of a plan are few and found again.
-    twice = 2 * (outcome.num_scheduled_tokens - num_requests) / num_requests
-    verified = min(round(twice) / 2, float(max_draft_length))
+    verified = min(extra / num_requests, float(max_draft_length))
     depth = min(outcome.draft_depth, max_draft_length)
-    if verified.is_integer():
-        verify_s, all_s = (times.uniform(int(verified), d).seconds for d in (0, depth))
-    else:
-        verify_s, all_s = (times.mixed(verified, d).seconds for d in (0, depth))
-    return off_s, max(verify_s - off_s, 0.0), max(all_s - verify_s, 0.0)
+    all_s = times.seconds(verified, depth, verified.is_integer())
+    drafting_s = times.seconds(0.0, depth) - off_s
+    return off_s, max(all_s - off_s - drafting_s, 0.0), max(drafting_s, 0.0)

@@ -1,23 +1,27 @@
 """The rule by which the worker ends drafts: prices of a plan, chances of estimates.
 
 A plan says whether to draft at all, how deep in the mean, and what time is worth. How
-deep in each step is then left to the worker, which sees how sure the MTP layers are of
+deep in each step is left to the worker where it can see how sure the MTP layers are of
 each draft token. The price of a row or of a draft step is its expected time at the
 plan's goodput: the tokens that the same time would bring otherwise.
 """
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from vllm_mtp.control.expected_times import ExpectedTimes
 from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.step_times import Times
 from vllm_mtp.control.survival import SurvivalModel
-from vllm_mtp.records import DraftChances, StopRule
+from vllm_mtp.records import DecodeRequest, DraftChances, StepOutcome, StopRule
 
-_FIRST_MARGIN = 1.6
-_LEAST_MARGIN, _LARGEST_MARGIN = 0.7, 4.0
-_MARGIN_GAIN = 0.02
+STEP_MARGIN = 1.6
+"""Factor of a draft step's price at first, 2.5 times less or more at the ends: of the
+range that was best on recorded texts drafted at every position, 0.7 to 4."""
+MAX_STOPPING = 64
+"""Requests up to which drafts are left to the worker. In a larger batch they all need
+other depths, so little is gained, and the worker decides request by request."""
+MARGIN_GAIN = 0.02
 """Growth of the margin's logarithm for a draft step too many: it settles within some
 dozens of steps."""
 
@@ -27,35 +31,23 @@ class StepMargins:
 
     Without a margin drafts are too deep: what another step promises is a sum of the
     better ones of many estimates, and a token that is won on an easy stretch of a text
-    would have been won a step later, too. With a wrong one, or wrong prices, a rule
-    loses to a fixed draft length. Replayed over texts that were drafted at every
-    position, it is best where its drafts are in the mean about as deep as the best
-    fixed length, for 1 and for 4 requests and for dear and cheap draft steps: 1 to 6 %
-    faster. So the plan says how deep in the mean, the rule where, and the margin of
-    each size of batch is found out.
+    would have been won a step later, too. A rule is best where its drafts are in the
+    mean about as deep as the best fixed length. So the plan says how deep in the mean,
+    the rule where, and each kind of batch learns its margin.
     """
 
     def __init__(self) -> None:
+        """Begin with the same margin for all."""
         self._margins: dict[Hashable, float] = {}
 
-    def of(self, size: Hashable) -> float:
-        """Factor of a step's price.
+    def of(self, kind: Hashable) -> float:
+        """Factor of a step's price for a kind of batch."""
+        return self._margins.get(kind, STEP_MARGIN)
 
-        Args:
-            size: Of the batch.
-        """
-        return self._margins.get(size, _FIRST_MARGIN)
-
-    def learn(self, size: Hashable, depth: int, wanted: int) -> None:
-        """A rule has drafted so deep.
-
-        Args:
-            size: Of the batch.
-            depth: Draft steps.
-            wanted: In the mean.
-        """
-        margin = self.of(size) * math.exp(_MARGIN_GAIN * (depth - wanted))
-        self._margins[size] = min(max(margin, _LEAST_MARGIN), _LARGEST_MARGIN)
+    def learn(self, kind: Hashable, depth: int, wanted: int) -> None:
+        """A rule has drafted ``depth`` deep where ``wanted`` is wanted in the mean."""
+        margin = self.of(kind) * math.exp(MARGIN_GAIN * (depth - wanted))
+        self._margins[kind] = min(max(margin, STEP_MARGIN / 2.5), 2.5 * STEP_MARGIN)
 
 
 class Prices(NamedTuple):
@@ -68,7 +60,7 @@ class Prices(NamedTuple):
 
 
 def prices(
-    plan: Plan, times: ExpectedTimes, num_requests: int, depth: int, margin: float
+    plan: Plan, times: Times, num_requests: int, depth: int, margin: float
 ) -> Prices:
     """What drafting and verifying cost under a plan.
 
@@ -79,48 +71,83 @@ def prices(
         depth: Most draft steps.
         margin: Factor of a step's price.
     """
-    step_s = times.uniform(0, 2).seconds - times.uniform(0, 1).seconds
-    lengths = range(depth + 1)
+    step_s = times.seconds(0.0, 2) - times.seconds(0.0, 1)
     if num_requests == 1:
-        verify_s = [times.uniform(length, 1).seconds for length in lengths]
+        verify_s = [times.seconds(float(k), 1) for k in range(depth + 1)]
         verify = [plan.goodput * (seconds - verify_s[0]) for seconds in verify_s]
     else:
         # Rows of many requests add up: only the slope at the usual number counts.
-        row_s = _slope(times.mixed_curve(1), 2 * plan.depth) / num_requests
-        verify = [plan.goodput * max(row_s, 0.0) * length for length in lengths]
+        low, high = max(plan.depth - 1.0, 0.5), plan.depth + 0.5
+        rise_s = times.seconds(high, 1, False) - times.seconds(low, 1, False)
+        row_s = max(rise_s / (high - low), 0.0) / num_requests
+        verify = [plan.goodput * row_s * k for k in range(depth + 1)]
     return Prices(verify, margin * plan.goodput * max(step_s, 0.0))
 
 
-def _slope(curve: list[float], around: int) -> float:
-    """Seconds per draft token of every request; the curve goes by halves."""
-    last = len(curve) - 1
-    left, right = max(min(around, last) - 2, 0), min(around + 1, last)
-    return 2.0 * (curve[right] - curve[left]) / (right - left)
-
-
 class Stopping:
-    """Makes the rules of one plan."""
+    """Makes the rules of the plan in use, and learns their margins."""
 
-    def __init__(self, survival: SurvivalModel, plan: Plan, known: Prices) -> None:
-        self.plan = plan
+    def __init__(self, survival: SurvivalModel) -> None:
+        """Begin without a plan.
+
+        Args:
+            survival: What is believed of acceptance.
+        """
+        self.uniform_depth = 1
+        """How deep rules draft in the mean, by the last search."""
         self._survival = survival
-        self._prices = known
-        self._depth = len(known.verify) - 1
+        self._margins = StepMargins()
+        self._kind: Hashable = None
+        """Of the batch that the last rule was for; None once it was learned from."""
+        self._plan: Plan | None = None
+        self._prices = Prices([0.0], 0.0)
         self._chances: dict[int, DraftChances] = {}
-        """By class."""
+        """By class, under that plan."""
 
-    def rule(self, request_ids: Iterable[str], class_ids: Iterable[int]) -> StopRule:
-        """For a batch, by what is known now."""
-        pairs = zip(request_ids, class_ids, strict=True)
+    def rule(
+        self,
+        plan: Plan,
+        times: Times,
+        requests: Sequence[DecodeRequest],
+        depth: int,
+        kind: Hashable,
+    ) -> StopRule:
+        """For a batch, by what is known now; pinned requests get no draft.
+
+        Args:
+            plan: In use.
+            times: Expected times of the batch.
+            requests: The batch.
+            depth: Most draft steps.
+            kind: Of the batch; each has a margin.
+        """
+        if self._plan is not plan:
+            self._plan, self._chances = plan, {}
+            margin = self._margins.of(kind)
+            self._prices = prices(plan, times, len(requests), depth, margin)
+        self._kind = kind
         return StopRule(
-            {request_id: self._chances_of(class_id) for request_id, class_id in pairs},
+            {
+                request.request_id: self._chances_of(request, depth)
+                for request in requests
+                if request.pinned_draft_length is None
+            },
             self._prices.verify,
             self._prices.step,
         )
 
-    def _chances_of(self, class_id: int) -> DraftChances:
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn the margin from a step that a rule ended."""
+        kind, self._kind = self._kind, None
+        if kind is not None and outcome.draft_depth and not outcome.num_prefill_tokens:
+            self._margins.learn(kind, outcome.draft_depth, self.uniform_depth)
+
+    def _chances_of(self, request: DecodeRequest, depth: int) -> DraftChances:
+        class_id = self._survival.class_of.get(request.request_id)
+        if class_id is None:
+            class_id = self._survival.see(request)
         found = self._chances.get(class_id)
         if found is None:
-            found = self._survival.chances_of_class(class_id, self._depth)
+            found = self._survival.chances_of_class(class_id, depth)
             self._chances[class_id] = found
         return found

@@ -7,7 +7,8 @@ import pytest
 from benchmarks.control.synthetic_worlds import WORLDS
 from benchmarks.control.trace_bench import LIMITS, regrets_after_changes
 from benchmarks.control.trace_replay import Replay, replay
-from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.step_times import CPU_COST_PRIOR, CostPrior
 
 FIRST_STEPS = 80

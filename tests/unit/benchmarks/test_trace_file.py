@@ -51,7 +51,7 @@ def test_what_was_written_is_read_back(path: Path) -> None:
         assert traced.decision == fresh.decide(REQUESTS)
         assert traced.requests == REQUESTS
         assert traced.survival["1"] == pytest.approx(
-            fresh.survival.survival_of(REQUESTS[1]), abs=5e-4
+            fresh.survival.survival_of_class(fresh.survival.see(REQUESTS[1])), abs=5e-4
         )
     assert [tuple(traced) for traced in trace.outcomes] == [(OUTCOME, 2)]
 

@@ -60,7 +60,7 @@ def test_what_steps_cost_is_found_again_despite_noise_and_spikes(
     if num_requests > 1:
         # Unequal draft lengths cost more there; the recording has hardly any others.
         found_s, true_s = found_s[1:], true_s[1:]
-    assert found_s == pytest.approx(true_s, rel=0.04)
+    assert found_s == pytest.approx(true_s, rel=0.05)
     assert np.median(found.noise) == pytest.approx(1.0, abs=0.01)
     assert found.noise.max() > 8  # the spikes
 

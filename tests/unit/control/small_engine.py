@@ -132,8 +132,8 @@ class SmallEngine:
         return RequestOutcome(request_id, drafted, accepted)
 
     def depths(self, first: int = 0) -> list[int]:
-        """Of the steps since ``first`` that are no probes."""
-        return [d.draft_depth for d in self.decisions[first:] if d.reason != "probe"]
+        """Of the steps since ``first`` that explore nothing."""
+        return [d.draft_depth for d in self.decisions[first:] if d.reason != "explore"]
 
     def reasons(self, first: int = 0) -> list[str]:
         return [d.reason for d in self.decisions[first:]]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from vllm_mtp.acceptance import log_odds, logistic
+from vllm_mtp.acceptance import logistic
 from vllm_mtp.control.confidence import ConfidenceModel
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest, RequestOutcome
@@ -62,22 +62,9 @@ def test_survival_without_confidences_is_that_of_the_mean_draft() -> None:
         model.observe([outcome])
     first = sum(o.num_accepted_tokens > 0 for o in outcomes) / len(outcomes)
     class_id = model.class_of["r"]
-    assert model.survival_of_class(class_id)[0] == pytest.approx(first, abs=0.05)
+    assert model.survival_of_class(class_id)[0] == pytest.approx(first, abs=0.07)
     at_usual = logistic(model.log_odds_of_class(class_id)[0])
-    assert at_usual > first + 0.03, "damping matters"
-
-
-def test_intervals_lie_around_the_estimates_where_confidences_matter() -> None:
-    rng, model = random.Random(4), SurvivalModel(K_MAX)
-    request = DecodeRequest("r", 100)
-    model.see(request)
-    for _ in range(500):
-        model.observe([draw_outcome(rng, 2.5)])
-    assert max(model.confidences[0].dampings) < 0.8
-    first, interval = model.survival_of(request)[0], model.intervals_of(request)[0]
-    middle = (log_odds(interval.lower) + log_odds(interval.upper)) / 2
-    # Shifts are rounded to half a unit.
-    assert middle == pytest.approx(log_odds(first), abs=0.3)
+    assert at_usual > first + 0.03, "averaging matters"
 
 
 def test_where_nothing_is_known_of_confidence_nothing_changes() -> None:
@@ -87,7 +74,6 @@ def test_where_nothing_is_known_of_confidence_nothing_changes() -> None:
         outcome = draw_outcome(rng, 1.0)
         with_field.observe([outcome._replace(confidences=())])
         without.observe([RequestOutcome(*outcome[:3])])
-    assert with_field.confidences[0].dampings == [1.0] * K_MAX
     class_id = with_field.class_of["r"]
     assert with_field.survival_of_class(class_id) == without.survival_of_class(class_id)
 
@@ -98,10 +84,9 @@ def test_confidences_beyond_the_depth_and_without_bound_do_no_harm() -> None:
         model.note((1e30, float("inf"), 1.0, 1.0))
         model.learn((0.5, 0.5), 2, (1e30, float("inf"), 1.0))
     assert model.offsets((1e30, 0.0, 7.0)) == pytest.approx([0.0, -4.0 * model.slope])
-    assert model.dampings == pytest.approx([1.0, 1.0])
 
 
-def judged(rng: random.Random, mean_confidence: float) -> RequestOutcome:
+def verified(rng: random.Random, mean_confidence: float) -> RequestOutcome:
     """A first draft token; confidences are as skewed as real ones."""
     confidence = min(rng.expovariate(1.0 / mean_confidence), 12.0)
     is_accepted = rng.random() < logistic(1.2 * (confidence - 1.0))
@@ -116,42 +101,13 @@ def test_what_is_expected_before_drafting_is_what_happens_after_a_change_too(
     rng, model = random.Random(3), SurvivalModel(K_MAX)
     class_id = model.see(DecodeRequest("r", 100))
     for _ in range(2000):
-        model.observe([judged(rng, 6.0)])
+        model.observe([verified(rng, 6.0)])
     errors = []
     for step in range(1200):
-        outcome = judged(rng, mean_confidence)
+        outcome = verified(rng, mean_confidence)
         class_id = model.class_of["r"]
         expected = model.survival_of_class(class_id)[0]
         if step >= 200:
             errors.append(expected - outcome.num_accepted_tokens)
         model.observe([outcome])
     assert abs(sum(errors)) / len(errors) < 0.03
-
-
-def test_constrained_requests_start_from_what_others_have_shown() -> None:
-    """And say nothing about those afterwards."""
-    rng, model = random.Random(3), SurvivalModel(K_MAX)
-    model.see(DecodeRequest("r", 100))
-    for _ in range(600):
-        model.observe([judged(rng, 6.0)])
-    free = model.confidences[0]
-    slope, centre = free.slope, free.centres[0]
-    model.see(DecodeRequest("json", 100, is_constrained=True))
-    model.observe([RequestOutcome("json", 1, 1, (2.0,))])
-    constrained = model.confidences[2]
-    assert constrained.slope == pytest.approx(slope, abs=0.1)
-    assert constrained.centres[0] == pytest.approx(centre, abs=0.5)
-    for _ in range(100):
-        model.observe([RequestOutcome("json", 1, 1, (2.0,))])
-    assert constrained.centres[0] == pytest.approx(2.0, abs=0.5)
-    assert (free.slope, free.centres[0]) == (slope, centre)
-
-
-def test_of_sampled_requests_only_good_drafts_are_judged_so_nothing_is_corrected() -> (
-    None
-):
-    rng, model = random.Random(3), SurvivalModel(K_MAX)
-    model.see(DecodeRequest("r", 100, is_greedy=False))
-    for _ in range(300):
-        model.observe([judged(rng, 6.0)])
-    assert model.confidences[1].first_bias == 0.0

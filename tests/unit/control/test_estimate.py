@@ -2,7 +2,8 @@
 
 import pytest
 
-from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 
 TARGET_S, ROW_S, DRAFT_S = 0.020, 0.001, 0.003
@@ -11,6 +12,8 @@ NUM_REQUESTS, K_MAX = 4, 4
 
 def step(draft_length: int, depth: int) -> StepOutcome:
     """All requests verify alike; one of two draft tokens is accepted."""
+    # The MTP layers pass over verified rows whether or not they draft.
+    passes = depth or min(draft_length, 1)
     outcomes = tuple(
         RequestOutcome(f"r{i}", draft_length, draft_length // 2)
         for i in range(NUM_REQUESTS)
@@ -19,7 +22,7 @@ def step(draft_length: int, depth: int) -> StepOutcome:
         outcomes if draft_length else (),
         NUM_REQUESTS,
         NUM_REQUESTS * (1 + draft_length),
-        TARGET_S + ROW_S * draft_length + DRAFT_S * depth,
+        TARGET_S + ROW_S * draft_length + DRAFT_S * passes,
         draft_depth=depth,
         num_decode_requests=NUM_REQUESTS,
         num_context_tokens=100 * NUM_REQUESTS,
@@ -54,6 +57,8 @@ def test_the_parts_are_those_of_the_machine(
 def test_nothing_is_said_of_other_steps(controller: GoodputController) -> None:
     prefill = StepOutcome((), 1, 50, 0.1, num_prefill_tokens=50)
     assert controller.estimate(prefill) is None
+    idle = StepOutcome((), 1, 1, 0.02)
+    assert controller.estimate(idle) is None, "nobody decodes"
     alone = StepOutcome((), 1, 1, 0.02, num_decode_requests=1)
     assert controller.estimate(alone) is None, "planned for a batch of four"
     assert GoodputController(K_MAX).estimate(step(2, 2)) is None, "nothing is known"
@@ -65,4 +70,4 @@ def test_chances_that_are_true_are_found_calibrated(
     """Whether a token is accepted depends on the draft length alone, which a chance
     by position cannot know; on the average it can be right."""
     assert GoodputController(K_MAX).calibration_error is None
-    assert controller.calibration_error == pytest.approx(0.0, abs=0.05)
+    assert controller.calibration_error == pytest.approx(0.0, abs=0.12)

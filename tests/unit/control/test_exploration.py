@@ -1,200 +1,129 @@
-"""The budget of probes: what is spent never exceeds what was earned."""
+"""What is run to learn, and what it may cost."""
+
+import random
+from itertools import pairwise
+from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
-
-OPTIONS = ExplorationOptions(grant_lasts_steps=20)
-
-
-def past_grant(options: ExplorationOptions = OPTIONS) -> ExplorationBudget:
-    """A budget whose grant is spent and whose pause is over."""
-    budget = ExplorationBudget(options)
-    while budget.saved_steps >= 1.0:
-        assert budget.pay(1.0)
-    for _ in range(options.grant_lasts_steps + options.pause_steps):
-        budget.earn()
-    return budget
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.floats(0, OPTIONS.max_saved_steps), st.booleans()), max_size=300
-    )
+from tests.unit.control.known_times import times_of
+from tests.unit.control.small_engine import SmallEngine, line_s
+from vllm_mtp.control.exploration import (
+    EXPLORATION_STEPS,
+    EXPLORED_SHARE,
+    MAX_SAVED_STEPS,
+    SHADOW_PERIOD_STEPS,
+    SHADOW_REQUESTS,
+    ExplorationCap,
+    Situation,
+    sampled_goodput,
+    shadow_sample,
 )
-def test_what_probes_cost_is_bounded_whatever_happens(
-    steps: list[tuple[float, bool]],
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
+from vllm_mtp.control.planner import Group, Plan
+from vllm_mtp.records import DecodeRequest
+
+K_MAX = 8
+
+
+def test_the_cap_pays_no_more_than_its_share_of_the_time() -> None:
+    cap, rng = ExplorationCap(), random.Random(0)
+    for _ in range(20_000):
+        cap.earn(0.01, 0.01)
+        cap.pay(0.01 * rng.choice([0.1, 1.0, 3.0]), 0.01)
+    most = EXPLORED_SHARE * 20_000 + MAX_SAVED_STEPS
+    assert 0.9 * most < cap.spent_s / 0.01 <= most + 1e-9
+
+
+def test_what_is_dearer_than_all_that_can_be_saved_is_never_run() -> None:
+    cap = ExplorationCap()
+    cap.earn(1e6, 0.01)
+    assert not cap.pay(0.01 * MAX_SAVED_STEPS * 1.01, 0.01)
+    assert cap.pay(0.01 * MAX_SAVED_STEPS, 0.01)
+    assert not cap.pay(0.001, 0.01)
+
+
+REQUESTS = [DecodeRequest(f"r{i}", 100, num_unseen_tokens=i) for i in range(20)]
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_the_price_of_an_exploration_contains_its_backfill(is_off: bool) -> None:
+    times = times_of([1.0, 1.1], draft=0.1, scale_s=0.01)
+    off, drafting = Plan(0, 0.0, 20.0, 0.01, 1.0), Plan(1, 0.0, 30.0, 0.012, 1.5)
+    plan, other = (off, drafting) if is_off else (drafting, off)
+    free, dear = (
+        Situation(plan, times, REQUESTS, token_s).price_s(other, 0.5)
+        for token_s in (0.0, 1e-4)
+    )
+    lost_s = max(other.seconds - other.tokens / plan.goodput, 0.0)
+    assert free == pytest.approx(EXPLORATION_STEPS * lost_s + 0.5 * plan.seconds)
+    # At most 4 pending tokens a request are made up for in a step.
+    tokens = 80 if is_off else EXPLORATION_STEPS * 20
+    assert dear - free == pytest.approx(1e-4 * tokens)
+
+
+def test_a_shadow_draft_that_is_not_verified_costs_its_draft_step() -> None:
+    times = times_of([1.0, 1.4], draft=0.1, scale_s=0.01)
+    off, draft = Plan(0, 0.0, 20.0, 0.01, 1.0), Plan(1, 0.0, 22.0, 0.015, 1.1)
+    now = Situation(off, times, REQUESTS, 0.0)
+    assert now.shadow_price_s(draft, ()) == pytest.approx(0.001)
+    verified = {"r0", "r1"}
+    assert now.shadow_price_s(draft, verified) > 0.001
+
+
+def test_shadow_drafts_are_verified_of_those_with_the_least_backfill() -> None:
+    few = shadow_sample(REQUESTS[::-1], may_mix=True)
+    assert few == {f"r{i}" for i in range(SHADOW_REQUESTS)}
+    assert len(shadow_sample(REQUESTS, may_mix=False)) == len(REQUESTS)
+
+
+def test_a_sample_values_a_plan_by_its_own_survival_and_times() -> None:
+    groups = [Group(3, [0.9, 0.8]), Group(1, [0.2, 0.1]), Group(1, [0.5, 0.2], 1)]
+    times = times_of([1.0, 1.2, 1.4], draft=0.1)
+    sampled = [[0.5, 0.25], [0.6, 0.3], [0.4, 0.1]]
+    mixed = Plan(2, 0.5, 1.0, 1.0, 1.0)
+    tokens = 3 * 1.75 + 1.0 + 1.4
+    seconds = times.seconds((3 * 2 + 0 + 1) / 5, 2, False)
+    found = sampled_goodput(mixed, groups, sampled, times)
+    assert found == pytest.approx(tokens / seconds)
+
+
+@pytest.mark.parametrize("compares_drafts", [True, False])
+def test_while_drafting_is_disabled_shadow_drafts_come_once_a_period(
+    compares_drafts: bool,
 ) -> None:
-    budget = ExplorationBudget(OPTIONS)
-    spent = 0.0
-    for price, is_surprising in steps:
-        budget.earn()
-        if is_surprising:
-            budget.surprise()
-        if budget.can_pay(price):
-            assert budget.pay(price)
-            spent += price
-    earned = OPTIONS.grant_steps + OPTIONS.fraction * len(steps)
-    assert spent <= earned + OPTIONS.max_debt_steps + 1e-9
+    options = GoodputOptions(compares_drafts=compares_drafts)
+    engine = SmallEngine(
+        GoodputController(K_MAX, options),
+        [0.01] * 4,
+        compares_drafts=compares_drafts,
+    ).run(1600)
+    drafted = [i for i, d in enumerate(engine.decisions[400:]) if d.draft_depth]
+    assert len(drafted) >= 0.7 * 1200 / SHADOW_PERIOD_STEPS
+    assert len(drafted) <= 2.5 * 1200 / SHADOW_PERIOD_STEPS
+    assert max(b - a for a, b in pairwise(drafted)) < 120
 
 
-def test_a_probe_dearer_than_all_savings_comes_sooner_or_later() -> None:
-    """Else a state that only a dear probe can leave would last for ever."""
-    budget = past_grant()
-    for _ in range(10_000):
-        budget.earn()
-    assert budget.can_pay(100.0)
+@pytest.mark.parametrize("acceptance", [0.02, 0.4, 0.8])
+def test_exploration_costs_about_its_share_by_true_times(acceptance: float) -> None:
+    survived = [acceptance**j for j in range(1, K_MAX + 1)]
 
+    def goodput(depth: int) -> float:
+        return (1 + sum(survived[:depth])) / line_s(depth, depth)
 
-def test_in_the_long_run_dear_probes_cost_no_more_than_their_fraction() -> None:
-    budget, price, num_steps = ExplorationBudget(OPTIONS), 3.0, 50_000
-    num_probes = 0
-    for _ in range(num_steps):
-        budget.earn()
-        num_probes += budget.pay(price)
-    assert num_probes > 50
-    assert num_probes * price < 1.1 * OPTIONS.fraction * num_steps + OPTIONS.grant_steps
-
-
-@settings(deadline=None)
-@given(st.floats(0, OPTIONS.max_saved_steps), st.integers(0, 300), st.booleans())
-def test_paying_succeeds_exactly_when_it_was_said_to(
-    price: float, num_steps: int, is_surprising: bool
-) -> None:
-    budget = ExplorationBudget(OPTIONS)
-    for _ in range(num_steps):
-        budget.earn()
-    if is_surprising:
-        budget.surprise()
-    before = budget.saved_steps
-    expected = budget.can_pay(price)
-    assert budget.pay(price) is expected
-    assert budget.saved_steps == before - (price if expected else 0.0)
-
-
-def test_the_grant_needs_no_pauses() -> None:
-    budget = ExplorationBudget(OPTIONS)
-    assert [budget.pay(1.0) for _ in range(5)] == [True] * 4 + [False]
-    assert not budget.is_granted
-
-
-def test_the_grant_ends_by_itself() -> None:
-    budget = ExplorationBudget(OPTIONS)
-    for _ in range(OPTIONS.grant_lasts_steps):
-        assert budget.is_granted
-        budget.earn()
-    assert not budget.is_granted
-
-
-def test_after_the_grant_probes_pause_even_where_they_are_free() -> None:
-    budget = past_grant()
-    gaps = []
-    since = 0
-    for _ in range(10 * OPTIONS.pause_steps):
-        budget.earn()
-        since += 1
-        if budget.pay(0.0):
-            gaps.append(since)
-            since = 0
-    assert len(gaps) > 5
-    assert min(gaps[1:]) == OPTIONS.pause_steps
-
-
-def test_a_surprise_allows_for_debt_which_later_probes_pay_back() -> None:
-    budget = past_grant()
-    assert not budget.can_pay(OPTIONS.max_debt_steps)
-    budget.surprise()
-    assert budget.is_urgent
-    assert budget.pay(OPTIONS.max_debt_steps)
-    assert budget.saved_steps < 0
-    for _ in range(OPTIONS.urgent_steps):
-        budget.earn()
-    assert not budget.is_urgent
-    assert not budget.can_pay(0.0)
-    for _ in range(round(2 * OPTIONS.max_debt_steps / OPTIONS.fraction)):
-        budget.earn()
-    assert budget.can_pay(0.0)
-
-
-def test_savings_are_limited_so_that_calm_does_not_end_in_a_burst() -> None:
-    budget = past_grant()
-    for _ in range(100_000):
-        budget.earn()
-    assert budget.saved_steps <= OPTIONS.max_saved_steps + OPTIONS.fraction
-
-
-def test_a_closer_look_that_sees_nothing_ends_soon() -> None:
-    budget = past_grant()
-    budget.surprise()
-    budget.disappoint()
-    assert budget.is_urgent, "a single rejection says little"
-    for _ in range(3):
-        budget.disappoint()
-    assert not budget.is_urgent
-
-
-@pytest.mark.parametrize("price", [0.0, 0.3, 1.4, 5.0])
-@pytest.mark.parametrize("num_steps_before", [0, 7, 100, 1000])
-def test_nothing_is_affordable_earlier_than_announced(
-    price: float, num_steps_before: int
-) -> None:
-    budget = past_grant()
-    budget.pay(budget.saved_steps)
-    for _ in range(num_steps_before):
-        budget.earn()
-    announced = budget.steps_until_affordable(price)
-    for _ in range(announced):
-        assert not budget.can_pay(price)
-        budget.earn()
-    # Rounding aside, not later either.
-    budget.earn()
-    assert budget.can_pay(price)
-
-
-def test_a_look_that_is_overdue_is_granted_on_credit_within_limits() -> None:
-    """Or drafting would stay off for as long as catching up gets dearer."""
-    budget = past_grant()
-    budget.pay(budget.saved_steps)
-    num_looks, since, spent = 0, 0, 0.0
-    for _ in range(1000):
-        budget.earn(is_comparing=True)
-        since += 1
-        price = 0.2 + 0.003 * since
-        if budget.pay(price):
-            num_looks, since, spent = num_looks + 1, 0, spent + price
-    assert num_looks >= 10
-    assert budget.saved_steps > -OPTIONS.max_saved_steps
-    assert spent <= 1000 * OPTIONS.comparing_fraction + OPTIONS.max_saved_steps
-
-
-def test_a_pressing_probe_is_granted_on_credit_within_limits() -> None:
-    """Not drafting is tried, whatever looks have cost before."""
-    budget = past_grant()
-    budget.saved_steps = -0.5
-    assert not budget.can_pay(0.1)
-    assert budget.can_pay(0.1, is_pressing=True)
-    budget.saved_steps = -OPTIONS.max_saved_steps
-    assert not budget.can_pay(0.1, is_pressing=True)
-
-
-def test_after_a_surprise_nothing_is_announced() -> None:
-    budget = past_grant()
-    budget.pay(budget.saved_steps)
-    assert budget.steps_until_affordable(1.0) > 0
-    budget.surprise()
-    assert budget.steps_until_affordable(1.0) == 0
-
-
-def test_where_nothing_is_nearly_good_enough_half_is_spent() -> None:
-    options = ExplorationOptions(grant_steps=0.0)
-    saved = {}
-    for is_far in (False, True):
-        budget = ExplorationBudget(options)
-        for _ in range(100):
-            budget.earn(is_comparing=True, is_far=is_far)
-        saved[is_far] = budget.saved_steps
-    assert saved[False] == pytest.approx(100 * options.comparing_fraction)
-    assert saved[True] == pytest.approx(0.5 * saved[False])
+    best = max(map(goodput, range(K_MAX + 1)))
+    shares = []
+    for seed in range(4):
+        engine = SmallEngine(
+            GoodputController(K_MAX), [acceptance] * 4, rng=random.Random(seed)
+        ).run(1500)
+        explored = [d for d in engine.decisions if d.reason == "explore"]
+        assert explored
+        lost_s = sum(
+            line_s(d.draft_depth, d.draft_depth) * (1 - goodput(d.draft_depth) / best)
+            for d in explored
+        )
+        spent_s = sum(line_s(d.draft_depth, d.draft_depth) for d in engine.decisions)
+        shares.append(lost_s / spent_s)
+    assert fmean(shares) < 2 * EXPLORED_SHARE

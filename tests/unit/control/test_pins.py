@@ -138,4 +138,4 @@ def test_decisions_say_who_made_them() -> None:
     assert reasons["fixed"] == "fixed"
     assert reasons["random"] == "random"
     assert reasons["threshold"] == "threshold"
-    assert reasons["goodput"] in {"exploit", "probe", "off"}
+    assert reasons["goodput"] in {"exploit", "explore", "off"}

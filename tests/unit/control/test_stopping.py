@@ -2,34 +2,25 @@
 
 import random
 
-import numpy as np
 import pytest
 
+from tests.unit.control.known_times import times_of
 from tests.unit.control.small_engine import SmallEngine, line_s
-from vllm_mtp.control.expected_times import ExpectedTimes
-from vllm_mtp.control.goodput import GoodputController, GoodputOptions
+from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.step_times import Layout, Shape, StepTimes
-from vllm_mtp.control.stopping import StepMargins, prices
+from vllm_mtp.control.stopping import STEP_MARGIN, StepMargins, prices
 from vllm_mtp.records import DecodeRequest
 
 K_MAX = 4
-LAYOUT = Layout(K_MAX)
-
-
-def times_of(uniform: list[float], mixed_row: float, draft: float) -> ExpectedTimes:
-    mixed = [1.0 + mixed_row * half / 2 for half in range(2 * K_MAX + 1)]
-    nothing = np.zeros((LAYOUT.size, LAYOUT.size))
-    shape = Shape([*uniform, *mixed, 0.0, 0.3, draft], nothing, nothing)
-    return ExpectedTimes(LAYOUT, StepTimes(shape), 0.01)
 
 
 def plan_of(goodput: float, depth: int = 2) -> Plan:
-    return Plan(depth, 0.0, goodput, 1.0, goodput)
+    return Plan(depth, 0.0, goodput, 1.0, 1.0)
 
 
 def test_of_a_single_request_every_length_has_its_own_price() -> None:
-    times = times_of([1.0, 1.5, 1.4, 1.3, 1.6], 9.9, 0.2)
+    times = times_of([1.0, 1.5, 1.4, 1.3, 1.6], draft=0.2, scale_s=0.01)
     found = prices(plan_of(150.0), times, num_requests=1, depth=K_MAX, margin=1.6)
     # 150 tokens a second, steps of 10 ms: 1.5 tokens for each unit.
     assert found.verify == pytest.approx([0.0, 0.75, 0.6, 0.45, 0.9])
@@ -37,14 +28,14 @@ def test_of_a_single_request_every_length_has_its_own_price() -> None:
 
 
 def test_of_many_requests_each_row_has_the_same_price() -> None:
-    times = times_of([1.0, 9.0, 9.0, 9.0, 9.0], 0.8, 0.2)
+    times = times_of([1.0, 9.0, 9.8, 10.6, 11.4], draft=0.2, scale_s=0.01)
     found = prices(plan_of(1000.0), times, num_requests=8, depth=3, margin=1.0)
     # A token of all eight takes 8 ms, of one 1 ms.
     assert found.verify == pytest.approx([0.0, 1.0, 2.0, 3.0])
 
 
 def test_rows_that_seem_to_save_time_are_free_not_paid_for() -> None:
-    times = times_of([1.0] * 5, -0.5, -0.2)
+    times = times_of([1.0, 0.99, 0.98, 0.97, 0.96], draft=-0.2)
     found = prices(plan_of(100.0), times, num_requests=8, depth=2, margin=1.0)
     assert found.verify == [0.0, 0.0, 0.0]
     assert found.step == 0.0
@@ -68,8 +59,8 @@ def test_the_margin_stays_within_bounds() -> None:
     for _ in range(1000):
         margins.learn(1, 8, wanted=1)
         margins.learn(2, 1, wanted=8)
-    assert margins.of(1) == 4.0
-    assert margins.of(2) == 0.7
+    assert margins.of(1) == 2.5 * STEP_MARGIN
+    assert margins.of(2) == STEP_MARGIN / 2.5
 
 
 def settled(acceptance: float = 0.8, **options: object) -> SmallEngine:
@@ -81,10 +72,10 @@ def settled(acceptance: float = 0.8, **options: object) -> SmallEngine:
     return engine.run(400)
 
 
-def test_where_it_drafts_the_worker_has_the_last_word_except_in_probes() -> None:
+def test_where_it_drafts_the_worker_has_the_last_word_except_in_explorations() -> None:
     engine = settled()
     kinds = {(d.reason, d.stop_rule is not None) for d in engine.decisions[20:]}
-    assert kinds == {("exploit", True), ("probe", False)}
+    assert kinds == {("exploit", True), ("explore", False)}
     ruled = next(d for d in engine.decisions if d.stop_rule is not None)
     assert ruled.stop_rule is not None
     assert ruled.draft_depth == K_MAX
@@ -94,8 +85,20 @@ def test_where_it_drafts_the_worker_has_the_last_word_except_in_probes() -> None
 
 def test_a_worker_that_drafts_deeper_than_is_best_pays_more_for_a_step() -> None:
     """This one makes all draft steps whatever they cost."""
-    priced = [d.stop_rule.step_price for d in settled(0.3).decisions if d.stop_rule]
-    assert priced[-1] > 2.0 * priced[0]
+    controller = settled(0.3).controller
+    assert isinstance(controller, GoodputController)
+    rules, requests = [], [DecodeRequest(f"r{i}", 500) for i in range(3)]
+    while len(rules) < 2:
+        controller.may_draft()
+        decision = controller.decide(requests)
+        if decision.stop_rule is not None:
+            rules.append(decision.stop_rule)
+    found, plan = controller._found, controller.plan
+    assert found is not None
+    assert plan is not None
+    step_s = found.times.seconds(0.0, 2) - found.times.seconds(0.0, 1)
+    price = plan.goodput * step_s
+    assert rules[0].step_price == pytest.approx(2.5 * STEP_MARGIN * price, rel=0.2)
 
 
 def test_workers_that_cannot_stop_get_no_rule() -> None:

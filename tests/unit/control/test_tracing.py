@@ -122,7 +122,10 @@ def test_survival_estimates_are_written_once_for_requests_that_share_them(
     assert indices == [0, 0, 1]
     for index, request in ((0, alike[0]), (1, other)):
         assert line["survival"][index] == pytest.approx(
-            wrapped.survival.survival_of(request), abs=5e-4
+            wrapped.survival.survival_of_class(
+                wrapped.survival.class_of[request.request_id]
+            ),
+            abs=5e-4,
         )
 
 

@@ -35,6 +35,7 @@ COMMITTED = {
     "crossing": RESULTS / "control" / f"crossing-{XEON}",
     "off": RESULTS / "control" / f"off-{XEON}",
     "replay": RESULTS / "control" / "replay.json",
+    "held-out": RESULTS / "control" / "held-out.json",
     "verify requests": RESULTS / "fuzz" / "v1-100.json",
     "http-fuzz": RESULTS / "fuzz" / "http.json",
     "soak": RESULTS / "fuzz" / "soak.json",

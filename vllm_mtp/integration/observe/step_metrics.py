@@ -51,6 +51,7 @@ _STEPS_COUNTED_AT_ONCE = 8
 _REASON_OF = {
     "off": UNPROFITABLE,
     "exploit": UNPROFITABLE,
+    "explore": EXPLORATION,
     "probe": EXPLORATION,
     "prefill": FIRST_STEP,
     FAILED: FAILED,

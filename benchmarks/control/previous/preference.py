@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_mtp.control.batch_kind import request_bucket
-from vllm_mtp.control.planner import Plan
+from benchmarks.control.previous.batch_kind import request_bucket
+from benchmarks.control.previous.planner import Plan
 
 DRAFTING_PREMIUM = 0.02
 """Gain over not drafting below which drafting stops: not drafting needs no luck with

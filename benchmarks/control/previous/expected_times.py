@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vllm_mtp.control.step_times import Estimate, Layout, StepTimes
+from benchmarks.control.previous.step_times import Estimate, Layout, StepTimes
 
 
 class ExpectedTimes:

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from benchmarks.control.previous.confidence import ConfidenceModel
+from benchmarks.control.previous.profiles import (
+    Profile,
+    Profiles,
+    regime_of,
+    sibling_of,
+)
+from benchmarks.control.previous.request_memory import cell_of_class, shifts_of_class
 from vllm_mtp.acceptance import logistic
-from vllm_mtp.control.confidence import ConfidenceModel
-from vllm_mtp.control.profiles import Profile, Profiles, regime_of, sibling_of
-from vllm_mtp.control.request_memory import cell_of_class, shifts_of_class
 from vllm_mtp.records import DraftChances
 
 

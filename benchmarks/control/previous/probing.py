@@ -10,11 +10,14 @@ draws from flat distributions hardly ever agree, but are nearly always accepted.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.control.previous.expected_times import ExpectedTimes
+from benchmarks.control.previous.exploration import (
+    ExplorationBudget,
+    ExplorationOptions,
+)
+from benchmarks.control.previous.planner import Plan
+from benchmarks.control.previous.preference import DRAFTING_PREMIUM
 from vllm_mtp.control.catching_up import most_caught_up_now
-from vllm_mtp.control.expected_times import ExpectedTimes
-from vllm_mtp.control.exploration import ExplorationBudget, ExplorationOptions
-from vllm_mtp.control.planner import Plan
-from vllm_mtp.control.preference import DRAFTING_PREMIUM
 from vllm_mtp.records import DecodeRequest
 
 _OFF_NEARLY_AS_GOOD = 0.8

@@ -1,0 +1,1 @@
+"""The controller before: removed once it has been compared with."""
