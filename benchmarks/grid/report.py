@@ -171,7 +171,7 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
             f"Lowest acceptance: {100 * lowest['accepted']:.1f} % of first draft "
             f"tokens, in {lowest['cell']}"
         )
-    if any(engine["has_right_sampling"] for engine in result["engines"].values()):
+    if any(engine["has_mended_sampling"] for engine in result["engines"].values()):
         lines.append(
             "All contenders ran with vLLM's faulty CPU sampling kernel mended; vLLM's "
             "own mtp at T > 0 is comparable only so."

@@ -3,7 +3,7 @@
 Result (JSON)::
 
     options, definitions, is_exact, num_sessions
-    engines.<contender>     max_draft_length, has_right_sampling, peak_rss_bytes, ...
+    engines.<contender>     max_draft_length, has_mended_sampling, peak_rss_bytes, ...
     cells[]                 name, workload, concurrency, temperature, context,
                             request_tokens, num_requests, prompt_tokens
          .contenders.<name> tokens_per_s, whole_tokens_per_s   spreads over the repeats
@@ -66,7 +66,7 @@ DEFINITIONS = {
     "split_ms": "of a decode step, in an untimed round whose methods are wrapped with "
     "timers: target pass with head and sampling, drafting, everything else",
     "sampling": "vLLM's CPU kernel for speculative sampling at T > 0 is faulty; where "
-    "has_right_sampling is true that engine ran with the mend of "
+    "has_mended_sampling is true that engine ran with the mend of "
     "integration/cpu/workarounds.py, vLLM's own mtp included",
     "best_static": "chosen after the fact, for each cell, among the measured K",
 }

@@ -106,7 +106,7 @@ def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) ->
     code, phases = (cell["contenders"]["mtp K=1"] for cell in result["cells"])
     acceptance = "acceptance_per_position"
     assert phases[acceptance][0] < code[acceptance][0]  # half of it is constrained
-    assert all(engine["has_right_sampling"] for engine in result["engines"].values())
+    assert all(engine["has_mended_sampling"] for engine in result["engines"].values())
     assert result["provenance"]["versions"]["vllm"]
     assert len(list(tmp_path.glob("grid-*.png"))) == 1
 

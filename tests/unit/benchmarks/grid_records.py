@@ -78,7 +78,7 @@ def write_journal(journal: Journal, options: GridOptions) -> None:
     journal.begin(options.as_json(), PROVENANCE)
     for name in ("none", "none again", "mtp K=1", "mtp K=2", "mtp_plus"):
         journal.add(
-            ENGINE, contender=name, has_right_sampling=True, peak_rss_bytes=2**30
+            ENGINE, contender=name, has_mended_sampling=True, peak_rss_bytes=2**30
         )
     for workload, (cell, contenders) in zip(
         options.workloads, SECONDS.items(), strict=True

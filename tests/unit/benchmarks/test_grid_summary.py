@@ -121,7 +121,7 @@ def test_the_speed_of_mtp_plus_is_the_mean_of_both_engines(journal: Journal) -> 
     assert (
         overall["plus_again_over_plus"] is None
     )  # a journal from before there were two
-    journal.add(ENGINE, contender=PLUS_AGAIN, has_right_sampling=True)
+    journal.add(ENGINE, contender=PLUS_AGAIN, has_mended_sampling=True)
     for cell, times in SECONDS.items():
         for repeat, seconds in enumerate(times[PLUS]):
             faster = figures(seconds / 1.21, drafted=[], accepted=[])
@@ -235,7 +235,7 @@ def test_static_lengths_longer_than_a_hopeless_one_are_not_measured(
 ) -> None:
     options = tiny_options(tmp_path, draft_lengths=(1, 2, 3))
     cell = plan_cells(options)[1]
-    journal.add(ENGINE, contender="mtp K=3", has_right_sampling=True)
+    journal.add(ENGINE, contender="mtp K=3", has_mended_sampling=True)
     assert unmeasured_contenders(journal, cell.name) == set()
     for record in journal.of_kind(WARM_UP):
         if (record["cell"], record["contender"]) == (cell.name, "mtp K=2"):
@@ -418,7 +418,7 @@ def test_the_report_says_whose_mean_is_only_a_bound(
     journal: Journal, options: GridOptions
 ) -> None:
     code, constrained = plan_cells(options)
-    journal.add(ENGINE, contender="mtp K=3", has_right_sampling=True)
+    journal.add(ENGINE, contender="mtp K=3", has_mended_sampling=True)
     for record in [*journal.of_kind(WARM_UP), *journal.of_kind(ROUND)]:
         if (record["cell"], record["contender"]) == (code.name, "mtp K=2"):
             journal.add(**record | {"contender": "mtp K=3"})

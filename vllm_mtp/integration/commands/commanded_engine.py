@@ -122,7 +122,7 @@ class CommandedEngine:
             if speculation
             else 0,
             "is_v2": config.use_v2_model_runner,
-            "has_right_sampling": expand is workarounds.expand_kernel,
+            "has_mended_sampling": expand is workarounds.expand_kernel,
         }
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
