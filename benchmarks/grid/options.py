@@ -25,7 +25,7 @@ MAX_STATIC_DRAFT_LENGTH = 8
 
 PLUS = METHOD
 PLUS_AGAIN = f"{METHOD} again"
-"""Equal processes differ by up to 4 % as long as they live, so ours runs twice, too, and
+"""Equal processes differ by up to 4 % as long as they live: ours runs twice, too, and
 its speed is the mean of both."""
 
 
