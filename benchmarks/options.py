@@ -15,8 +15,8 @@ ModelOption = Annotated[
     typer.Option(help="Folder with a checkpoint, or a hub name. Unset: the tiny one."),
 ]
 AGAIN = "none again"
-"""A second engine without speculation: two that do the same differ by 1 to 3 % for as
-long as they live, by where their memory happens to lie. Less says nothing."""
+"""A second engine without speculation: how far two equal ones differ is what a machine
+can tell."""
 
 
 def check_output_folder(output: Path) -> None:

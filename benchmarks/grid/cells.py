@@ -21,9 +21,8 @@ MIN_REQUEST_TOKENS = 40
 MIN_PHASE_TOKENS = 32
 MIN_TEXTS = 8
 MIN_TEXTS_OF_BATCH = 32
-"""In a round of requests that accept drafts, one at a time or several. Texts differ:
-with 8 of them in batches of 4 the ratio of two contenders scatters by 10 % from round
-to round. One at a time they take so long that this has to do."""
+"""In a round of requests that accept drafts, one at a time or several: texts differ, so
+few of them make ratios scatter from round to round."""
 PHASE_ROUNDS = 1.5
 """A round with phases is so much longer than others: it holds two loads."""
 

@@ -25,8 +25,8 @@ MAX_STATIC_DRAFT_LENGTH = 8
 
 PLUS = METHOD
 PLUS_AGAIN = f"{METHOD} again"
-"""A process has its own luck for as long as it lives: two without speculation differ by
-up to 4 % for hours. So ours runs twice, too, and its speed is the mean of both."""
+"""Equal processes differ by up to 4 % as long as they live: ours runs twice, too, and
+its speed is the mean of both."""
 
 
 class Contender(NamedTuple):

@@ -1,14 +1,9 @@
 """Who works when, in a round of several engines: short turns, two engines at a time.
 
-What disturbs a virtual machine lasts for 0.1 to 2 s: mostly, neighbours on the other
-half of a core. (One core of an EPYC: the time of a step scatters by 13 %, and 0.2 s
-later two thirds of a disturbance are still there, after 2 s a quarter.) So engines are
-compared within as little time as can be: turns are short; two engines work at once, on
-a core each, which also halves the time a benchmark takes; and each pair works again
-with cores exchanged, because one core may be a third slower than the other. Of three
-engines that do the same, one differed from the others by 1.8 % (deviation over spans of
-10 s) in turns of five steps on one core, by 0.9 % in turns of three on two; an engine
-took as long for a step when another one worked beside it.
+Neighbours on a virtual machine disturb it for 0.1 to 2 s, so engines are compared
+within as little time as can be: turns are short; two engines work at once, on a core
+each; and each pair works again with cores exchanged, because one core may be slower
+than the other.
 """
 
 import os

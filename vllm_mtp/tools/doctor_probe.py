@@ -1,14 +1,12 @@
 """What drafting would gain on this machine: tried with one engine and some prompts.
 
-Requests pin their draft length (`request_options`), so one engine serves all of them;
-a pinned 0 costs what no speculation costs (`python -m benchmarks off`), except where
-steps are so short that what the plugin asks itself in each of them counts: there a
-second engine, without speculation, is what K = 0 is measured with. For each K the
-prediction is ``L(K) / (t(K) / t(0))``: acceptance length ``L(K) = 1 + S_1 + .. + S_K``
-over the measured step time. Step times need few prompts, served with every K one right
-after the other: a shared machine is half as fast again in some minutes, so they are
-compared within these seconds only. Survival needs many, and only the longest drafts:
-after 57 drafts an acceptance length of 3.7 was wrong by half a token.
+Requests pin their draft length (`request_options`), so one engine serves all of them; a
+pinned 0 costs what no speculation costs, except where steps are so short that the
+plugin's own work in each of them counts: there a second engine, without speculation,
+measures K = 0. For each K the prediction is ``L(K) / (t(K) / t(0))``: acceptance length
+``L(K) = 1 + S_1 + .. + S_K`` over the measured step time. Step times need few prompts,
+served with every K one right after the other, since a shared machine changes its speed.
+Survival needs many prompts, and only the longest drafts.
 """
 
 import random

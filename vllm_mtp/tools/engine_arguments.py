@@ -86,8 +86,7 @@ def engine_environ(
     defaults = {
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Weights in huge pages: in small ones two engines that do the same differ by
-        # 2 % for as long as they live, depending on where their pages happen to lie.
+        # Weights in huge pages: otherwise equal engines differ by where small ones lie.
         "THP_MEM_ALLOC_ENABLE": "1",
         # By the clock: on a crowded machine a short pattern takes longer than 5 s.
         "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",

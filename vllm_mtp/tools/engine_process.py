@@ -5,10 +5,9 @@ other end is ``integration/commands/commanded_engine.py``. Each process leads a 
 of its own, so Ctrl-C reaches only the command, which then stops them all; an engine
 also ends by itself when the command is gone.
 
-Processes are forked from one that has imported vLLM already: that takes 10 to 20 s of a
-core, and engines on a CPU share few. The process they are forked from imports and does
-nothing else: no thread of a library runs in it. Machines with a GPU have more cores,
-and drivers that had better not be forked: there each process imports for itself.
+Processes are forked from one that has imported vLLM, which takes 10 to 20 s of a core,
+and that does nothing else: no thread of a library runs in it. Drivers of a GPU had
+better not be forked: there each process imports for itself.
 """
 
 import gc
@@ -214,8 +213,7 @@ def _obey(
     # Known since the imports; engines of a later group have a folder of their own.
     tempfile.tempdir = None
     engine = import_module(module)
-    # An engine that starts collects garbage six times, each 0.6 s on a slow core if it
-    # goes through all that the imports left.
+    # An engine that starts collects garbage several times: not what the imports left.
     gc.freeze()
     engine.obey(connection)
 

@@ -9,8 +9,7 @@ Report (JSON)::
     failures     what differs, and the command that repeats it
     options, provenance
 
-Many requests are asked in rounds, of which each has engines and right answers of its
-own: what is known of all of them would slow every collection of garbage down.
+Many requests are asked in rounds, of which each has engines and answers of its own.
 """
 
 import json
