@@ -16,7 +16,7 @@ without a survival model). The other fields of an outcome are those of `StepOutc
 
 Decisions and outcomes are numbered apart, each from 0: a decision's drafts are verified
 in the step after it, a step that only prefills has an outcome but no decision, and
-under async scheduling an outcome is heard of after the next decision. Lines stand in
+under async scheduling an outcome is known after the next decision. Lines stand in
 the order in which the controller was called.
 
 Cost: about a microsecond for each request and call, and every step is decided about and

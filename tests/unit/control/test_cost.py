@@ -115,8 +115,8 @@ def test_steps_that_take_ten_times_as_long_hardly_matter(seed: int) -> None:
 def test_dear_drafts_among_plain_steps_are_believed_within_a_few() -> None:
     """The first steps of 16 requests on an EPYC, where rows cost in proportion.
 
-    Probes follow each other with plain steps between them, so that steps with drafts
-    are never many in a row. But plain steps that take what they should say that the
+    Explorations follow each other with plain steps between them, so that steps with
+    drafts are never many in a row. But plain steps that take what they should say that the
     machine is not to blame.
     """
     model = CostModel(8)
