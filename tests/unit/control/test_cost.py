@@ -116,8 +116,8 @@ def test_dear_drafts_among_plain_steps_are_believed_within_a_few() -> None:
     """The first steps of 16 requests on an EPYC, where rows cost in proportion.
 
     Explorations follow each other with plain steps between them, so that steps with
-    drafts are never many in a row. But plain steps that take what they should say that the
-    machine is not to blame.
+    drafts are never many in a row. But plain steps that take what they should say that
+    the machine is not to blame.
     """
     model = CostModel(8)
     recorded = [
