@@ -23,7 +23,7 @@ class DecodeRequest(NamedTuple):
     pinned_draft_length: int | None = None
     """Draft length that the user fixed for this request, 0 for off; None leaves it to
     the controller."""
-    num_unseen_tokens: int = 0
+    num_pending_tokens: int = 0
     """Tokens that the MTP layers have to catch up on before they draft for it."""
     is_constrained: bool = False
     """Its tokens must be among listed ones, or follow a grammar. Estimated apart: it is
@@ -111,7 +111,7 @@ class StepOutcome(NamedTuple):
     """Rows of requests in prefill. Such steps tell nothing about the cost of K."""
     num_context_tokens: int = 0
     """Tokens in the KV cache of the requests that decoded, summed."""
-    num_catch_up_tokens: int = 0
+    num_backfill_tokens: int = 0
     """Tokens that the MTP layers had not seen while drafting was off, and saw in this
     step before they drafted."""
 

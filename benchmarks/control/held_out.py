@@ -51,7 +51,7 @@ CHANGE_STEPS = 200
 EXPLORING = ("explore", "probe")
 """Reasons of such decisions: today's, and the previous controller's."""
 _ORACLE_STEPS = 16
-"""The oracle's gain over the best uniform draft length is looked up that often."""
+"""The oracle's gain over the best uniform draft length is worked out that often."""
 _MAX_GRAPH_ROWS = 512
 """Rows of vLLM's longest CUDA graph, of the GPU worlds."""
 _NUM_RESAMPLES = 2000
@@ -296,15 +296,7 @@ def run_held_out(
     Raises:
         ConfigError: No contender has this name, or there is no folder.
     """
-    for name in names:
-        if name not in CONTENDERS:
-            known = ", ".join(CONTENDERS)
-            raise ConfigError(f"controller {name!r} does not exist: use {known}.")
-    if num_worlds < 2:
-        raise ConfigError(f"worlds: {num_worlds}; expected at least 2.")
-    if not output.is_dir():
-        raise ConfigError(f"output: {str(output)!r} is not a folder.")
-    worlds = list((tuning_worlds if is_tuning else held_out_worlds)(num_worlds))
+    worlds = _checked_worlds(names, num_worlds, output, is_tuning)
     scores = {name: _all_scores(worlds, CONTENDERS[name]) for name in names}
     base = scores[names[0]]
     result = {
@@ -336,6 +328,20 @@ def run_held_out(
     write_json(output / name, result)
     console.print(f"Wrote {name} to {output}", soft_wrap=True)
     return result
+
+
+def _checked_worlds(
+    names: Sequence[str], num_worlds: int, output: Path, is_tuning: bool
+) -> list[World]:
+    for name in names:
+        if name not in CONTENDERS:
+            known = ", ".join(CONTENDERS)
+            raise ConfigError(f"controller {name!r} does not exist: use {known}.")
+    if num_worlds < 2:
+        raise ConfigError(f"worlds: {num_worlds}; expected at least 2.")
+    if not output.is_dir():
+        raise ConfigError(f"output: {str(output)!r} is not a folder.")
+    return list((tuning_worlds if is_tuning else held_out_worlds)(num_worlds))
 
 
 def _all_scores(worlds: Iterable[World], contender: Contender) -> list[Score]:

@@ -57,7 +57,7 @@ def fit_cost(outcomes: Sequence[StepOutcome], max_draft_length: int) -> Fitted:
             for outcome in outcomes
             if _is_decode(outcome)
             and not outcome.num_prefill_tokens
-            and not outcome.num_catch_up_tokens
+            and not outcome.num_backfill_tokens
         ]
     )
     if len(plain.seconds) < MIN_BUCKET_STEPS:
@@ -220,13 +220,13 @@ def _with_rest(
     resumed = [
         o
         for o in outcomes
-        if _is_decode(o) and o.num_catch_up_tokens and not o.num_prefill_tokens
+        if _is_decode(o) and o.num_backfill_tokens and not o.num_prefill_tokens
     ]
     base_s = token_s = 0.0
     if len(resumed) >= MIN_POINT_STEPS:
         steps = _Steps(resumed)
         extra_s = steps.seconds - steps.fitted(cost)
-        tokens = np.array([float(o.num_catch_up_tokens) for o in resumed])
+        tokens = np.array([float(o.num_backfill_tokens) for o in resumed])
         token_s = _trimmed_slope(tokens, extra_s)
         base_s = max(float(np.median(extra_s - token_s * tokens)), 0.0)
     filled = [o for o in outcomes if o.num_prefill_tokens and _is_decode(o)]

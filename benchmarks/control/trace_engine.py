@@ -131,7 +131,7 @@ class DrawnEngine(ABC):
                 request_id,
                 int(context),
                 not sampled,
-                num_unseen_tokens=self._unseen.get(request_id, 0),
+                num_pending_tokens=self._unseen.get(request_id, 0),
                 is_constrained=bool(constrained),
             )
             for request_id, context, sampled, constrained in zip(
@@ -204,7 +204,7 @@ class DrawnEngine(ABC):
             num_decode_requests=num_old,
             num_prefill_tokens=self._prefill_tokens,
             num_context_tokens=int(context),
-            num_catch_up_tokens=self._num_caught_up(caught_up),
+            num_backfill_tokens=self._num_caught_up(caught_up),
             is_greedy=not population["is_sampled"].any(),
             compared=self._compare(lengths),
         )

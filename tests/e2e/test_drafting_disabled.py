@@ -66,8 +66,8 @@ def test_after_a_backfill_drafts_are_accepted_as_without_it(
 ) -> None:
     disabled, never = run_twice(**CASES[case])
     assert disabled.continuations == never.continuations
-    assert disabled.num_catch_up_tokens > 50
-    assert never.num_catch_up_tokens == 0
+    assert disabled.num_backfill_tokens > 50
+    assert never.num_backfill_tokens == 0
     assert disabled.accepted == never.accepted
     assert (disabled.num_disabled_steps > 20) == ("v2" in case)
     assert never.num_disabled_steps == 0

@@ -72,7 +72,7 @@ def run_bundled(script: list[int], prompt_tokens: int = 48) -> Run:
         passes = watch_passes(llm)
         texts = greedy(llm, heldout_prompts(6, max_tokens=prompt_tokens), 40)
         outcomes = recorder.outcomes
-        backfilled = [o.num_catch_up_tokens for o in outcomes if o.num_catch_up_tokens]
+        backfilled = [o.num_backfill_tokens for o in outcomes if o.num_backfill_tokens]
         return Run(texts, accepted_by_step(outcomes), passes, backfilled)
 
 

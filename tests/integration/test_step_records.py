@@ -39,7 +39,7 @@ def step(depth: int, backfill: int = 0) -> StepOutcome:
         num_decode_requests=2,
         num_prefill_tokens=5,
         num_context_tokens=700,
-        num_catch_up_tokens=backfill,
+        num_backfill_tokens=backfill,
         is_greedy=False,
     )
 
@@ -133,7 +133,7 @@ def test_where_drafts_follow_the_output_their_time_is_in_the_next_step() -> None
     for depth in (1, 2, 3, 0):
         records.open(step(depth, backfill=10 * depth))
         outcome = close(records)
-        depths.append((outcome.draft_depth, outcome.num_catch_up_tokens))
+        depths.append((outcome.draft_depth, outcome.num_backfill_tokens))
     assert depths == [(1, 10), (1, 10), (2, 20), (3, 30)]
 
 

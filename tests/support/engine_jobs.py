@@ -67,7 +67,7 @@ class JobResult:
     num_checked_slots: int = 0
     accepted: list[list[list[int]]] = field(default_factory=list)
     """Of each step of a script: (request, drafted, accepted)."""
-    num_catch_up_tokens: int = 0
+    num_backfill_tokens: int = 0
     num_decisions: int = 0
     num_outcomes: int = 0
     """Of a script: how often it was asked, and steps that it was told of."""
@@ -163,8 +163,8 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             violations=watch.violations if watch else [],
             num_checked_slots=watch.num_checked_slots if watch else 0,
             accepted=accepted_by_step(recorder.outcomes) if recorder else [],
-            num_catch_up_tokens=(
-                sum(o.num_catch_up_tokens for o in recorder.outcomes) if recorder else 0
+            num_backfill_tokens=(
+                sum(o.num_backfill_tokens for o in recorder.outcomes) if recorder else 0
             ),
             num_decisions=len(recorder.decisions) if recorder else 0,
             num_outcomes=len(recorder.outcomes) if recorder else 0,

@@ -89,7 +89,7 @@ VOCABULARY = {
 }
 TRACE_HEADER = {
     "format": "vllm-mtp trace",
-    "version": 1,
+    "version": 2,
     "max_draft_length": 4,
     "provenance": {},
 }

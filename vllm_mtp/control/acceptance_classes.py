@@ -1,16 +1,16 @@
 """Classes of requests that are believed to accept alike.
 
 A *cell* is what is known of a request before its first draft: greedy or sampled, free
-or constrained. A *class* adds the request's own shift, rounded, so that a batch falls
-into few classes and plans need not look at requests.
+or constrained. A *class* adds the request's own shift in steps of `LEVEL_WIDTH`, so
+that a batch falls into few classes and plans need not see requests.
 """
 
 from vllm_mtp.records import DecodeRequest
 
 LEVEL_WIDTH = 0.5
-"""Log-odds of a step of the rounded shift: an eighth of probability at most."""
+"""Log-odds of a step of the shift: an eighth of probability at most."""
 NUM_LEVELS = 21
-"""Rounded shifts, from -5 to 5 log-odds: all of 0.7 % .. 99.3 %."""
+"""Shifts, from -5 to 5 log-odds: all of 0.7 % .. 99.3 %."""
 
 _MEAN_LEVEL = NUM_LEVELS // 2
 

@@ -1,14 +1,14 @@
 """Whether what is given a chance of 60 % happens 60 times in 100.
 
 The expected calibration error (Naeini et al., 2015) over tenths of probability, of the
-draft tokens that the target judged lately.
+draft tokens that the target verified lately.
 """
 
 from collections.abc import Sequence
 
 _NUM_BINS = 10
 _MAX_TOKENS = 8192.0
-"""Judged tokens after which all counts are halved: the past fades."""
+"""Verified tokens after which all counts are halved: the past fades."""
 
 
 class Calibration:
@@ -26,7 +26,7 @@ class Calibration:
         """Requests whose drafts had the same chances and the same fate.
 
         Args:
-            probabilities: Of acceptance of each token that the target judged, given
+            probabilities: Of acceptance of each token that the target verified, given
                 that those before it were accepted.
             num_accepted: The first so many were accepted.
             num_requests: Requests.

@@ -1,4 +1,4 @@
-"""Which requests the MTP layers catch up on when drafting resumes after a pause.
+"""Which requests get a KV backfill when drafting resumes after it was disabled.
 
 Scheduler, worker, controller and trace lab all ask, of the same counts.
 """
@@ -20,7 +20,7 @@ def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
     """Which requests of a step that drafts are caught up before it drafts.
 
     All, if few tokens wait. Otherwise those with the fewest, so that a resume costs no
-    step much and a trial costs little; the others get no drafts yet.
+    step much and an exploration costs little; the others get no drafts yet.
 
     Args:
         num_unseen: Tokens that wait for each request of the step, 0 for none.

@@ -1,7 +1,7 @@
 """The protocol every controller speaks.
 
 A controller sees which requests will decode and answers how many draft tokens each
-of them gets; after verification it is told what came of it. It never sees vLLM.
+of them gets; after verification it learns what came of it. It never sees vLLM.
 """
 
 from collections.abc import Sequence

@@ -151,7 +151,7 @@ class CostModel:
         slope = features(self.max_draft_length, length, depth, is_uniform)
         relative = max(1.0 + float((slope * block.mean).sum()), LEAST_TIME)
         expected_s = block.scale_s(size, context) * relative
-        if outcome.num_catch_up_tokens:
+        if outcome.num_backfill_tokens:
             self._learn_backfill(outcome, expected_s)
             return
         slope /= relative
@@ -193,7 +193,7 @@ class CostModel:
     def _learn_backfill(self, outcome: StepOutcome, usual_s: float) -> None:
         extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
         self._backfill_s += extra_s - 0.05 * self._backfill_s
-        tokens = outcome.num_catch_up_tokens
+        tokens = outcome.num_backfill_tokens
         self._backfill_tokens += tokens - 0.05 * self._backfill_tokens
 
     # -- blocks -------------------------------------------------------------------

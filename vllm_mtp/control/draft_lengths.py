@@ -8,7 +8,7 @@ from vllm_mtp.records import DecodeRequest
 
 
 class DraftLengths:
-    """Looks up draft lengths by class, each worked out once for a plan."""
+    """Draft lengths by class, each worked out once for a plan."""
 
     def __init__(self, survival: SurvivalModel, depths: Sequence[int]) -> None:
         """Begin.

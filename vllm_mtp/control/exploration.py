@@ -90,7 +90,7 @@ class Situation(NamedTuple):
     @property
     def backfill_s(self) -> float:
         """Time of the KV backfill in the first step that drafts again."""
-        pending = [request.num_unseen_tokens for request in self.requests] or [0]
+        pending = [request.num_pending_tokens for request in self.requests] or [0]
         return most_caught_up_now(pending) * self.backfill_token_s
 
     def price_s(self, other: Plan, switch_steps: float) -> float:
@@ -136,7 +136,7 @@ def shadow_sample(requests: Sequence[DecodeRequest], may_mix: bool) -> Collectio
         may_mix: They may have unequal draft lengths.
     """
     if may_mix:
-        by_pending = sorted(requests, key=lambda request: request.num_unseen_tokens)
+        by_pending = sorted(requests, key=lambda request: request.num_pending_tokens)
         requests = by_pending[:SHADOW_REQUESTS]
     return {request.request_id for request in requests}
 

@@ -8,7 +8,7 @@ come and go in between, too.
 
 Three rules choose: `hysteresis` between depths, Thompson sampling within one cap, and
 shadow drafts while drafting is disabled (both in `exploration`). Where the worker can
-look at its drafts, a plan of depth > 0 only says that drafting pays and what time is
+see its drafts, a plan of depth > 0 only says that drafting pays and what time is
 worth; how deep is left to a stop rule (`stopping`).
 
 Deterministic: the same calls give the same decisions, on every rank.

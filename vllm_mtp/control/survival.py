@@ -64,8 +64,8 @@ class Draw(NamedTuple):
 class SurvivalModel:
     """Learns acceptance from outcomes; what it believes of requests and classes.
 
-    ``class_of`` is public and a plain dictionary because a controller looks up a whole
-    batch in it at every step: request id -> class.
+    ``class_of`` is public and a plain dictionary because a controller needs a whole
+    batch of it at every step: request id -> class.
     """
 
     def __init__(self, max_draft_length: int) -> None:

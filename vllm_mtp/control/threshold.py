@@ -1,7 +1,7 @@
 """The classic rule: shorten the draft while acceptance is low, lengthen it otherwise.
 
-A baseline, as found in several engines: it looks at acceptance alone, so it can be far
-from the best where drafting or verifying is dear, and it never goes below one.
+A baseline, as found in several engines: it follows acceptance alone, so it can lose
+much where drafting or verifying is dear, and it never goes below one.
 """
 
 from collections.abc import Sequence

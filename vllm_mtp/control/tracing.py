@@ -2,7 +2,7 @@
 
 A trace is a text file of JSON lines, one object each::
 
-    {"format": "vllm-mtp trace", "version": 1, "max_draft_length": 8,
+    {"format": "vllm-mtp trace", "version": 2, "max_draft_length": 8,
      "provenance": {..}, "columns": {..}}
     {"decision": 0, "depth": 3, "reason": "exploit",
      "requests": [[0, 512, 1, null, 3, 0, 0], ..], "survival": [[0.8, 0.61, ..], ..]}
@@ -16,7 +16,7 @@ without a survival model). The other fields of an outcome are those of `StepOutc
 
 Decisions and outcomes are numbered apart, each from 0: a decision's drafts are verified
 in the step after it, a step that only prefills has an outcome but no decision, and
-under async scheduling an outcome is heard of after the next decision. Lines stand in
+under async scheduling an outcome is known after the next decision. Lines stand in
 the order in which the controller was called.
 
 Cost: about a microsecond for each request and call, and every step is decided about and
@@ -38,7 +38,7 @@ from vllm_mtp.control.controller import Controller, DecidesEveryStep
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
 
 TRACE_FORMAT = "vllm-mtp trace"
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 
 DECISION_COLUMNS = (
     "request",
@@ -57,7 +57,7 @@ OUTCOME_FIELDS = (
     "num_decode_requests",
     "num_prefill_tokens",
     "num_context_tokens",
-    "num_catch_up_tokens",
+    "num_backfill_tokens",
 )
 """Whole numbers of `StepOutcome`, under their own names."""
 

@@ -170,7 +170,7 @@ class CostModel:
         key = kind_of(num_requests, context, outcome.is_greedy)
         block = self._block(key)
         features = self._features(outcome)
-        if outcome.num_catch_up_tokens:
+        if outcome.num_backfill_tokens:
             self._learn_catch_up(block, features, outcome)
             return
         if not block.times.is_known:
@@ -302,7 +302,7 @@ class CostModel:
         extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)
         known = self._caught_up
         known.seconds += extra_s - 0.05 * known.seconds
-        known.num_tokens += outcome.num_catch_up_tokens - 0.05 * known.num_tokens
+        known.num_tokens += outcome.num_backfill_tokens - 0.05 * known.num_tokens
 
     @property
     def catch_up_token_s(self) -> float:

@@ -92,7 +92,7 @@ class Situation(NamedTuple):
     @property
     def catch_up_s(self) -> float:
         """Time of what is caught up on in a step that drafts."""
-        num_unseen = [request.num_unseen_tokens for request in self.requests] or [0]
+        num_unseen = [request.num_pending_tokens for request in self.requests] or [0]
         return most_caught_up_now(num_unseen) * self.catch_up_token_s
 
 
@@ -233,7 +233,7 @@ class Probing:
         requests, size = now.requests, self._sample_size(now)
         first = (self.num_probes * size) % len(requests)
         others_first = (*requests[first:], *requests[:first])
-        chosen = sorted(others_first, key=lambda r: r.num_unseen_tokens)[:size]
+        chosen = sorted(others_first, key=lambda r: r.num_pending_tokens)[:size]
         return {request.request_id for request in chosen}
 
     def _sample_size(self, now: Situation) -> int:

@@ -122,9 +122,9 @@ def test_what_was_missed_while_off_is_caught_up_when_drafting_resumes() -> None:
         pause_s = engine.resume_s(depth)
         lengths = {request.request_id: depth for request in requests}
         outcome, _ = engine.step(DraftDecision(depth, lengths))
-        caught_up.append(outcome.num_catch_up_tokens)
-        assert outcome.num_catch_up_tokens == (missed if depth else 0)
-        assert (pause_s > 0) == (outcome.num_catch_up_tokens > 0)
+        caught_up.append(outcome.num_backfill_tokens)
+        assert outcome.num_backfill_tokens == (missed if depth else 0)
+        assert (pause_s > 0) == (outcome.num_backfill_tokens > 0)
         # Steps with a prompt or with drafts to verify run the MTP layers, too.
         rests = not outcome.num_prefill_tokens and not outcome.num_draft_tokens
         missed = 0 if depth else missed + 2 * rests
@@ -141,7 +141,7 @@ def test_no_step_catches_up_on_many_requests() -> None:
         lengths = {request.request_id: depth for request in engine.begin()}
         outcome, _ = engine.step(DraftDecision(depth, lengths))
         return (
-            outcome.num_catch_up_tokens,
+            outcome.num_backfill_tokens,
             len(outcome.requests),
             len(outcome.compared),
         )

@@ -20,7 +20,7 @@ OUTCOME = StepOutcome(
     draft_depth=3,
     num_decode_requests=2,
     num_context_tokens=300,
-    num_catch_up_tokens=4,
+    num_backfill_tokens=4,
     is_greedy=False,
 )
 REQUESTS = (
@@ -111,9 +111,9 @@ def test_a_line_that_makes_no_sense_is_named(
         (b'{"some": "json"}\n', "no trace"),
         (b"[1]\n", "no trace"),
         (b"\xff\xfe\x00", "no text file"),
-        (b'{"format": "vllm-mtp trace", "version": 2}\n', "reads version 1"),
+        (b'{"format": "vllm-mtp trace", "version": 3}\n', "reads version 2"),
         (
-            b'{"format": "vllm-mtp trace", "version": 1, "max_draft_length": 99}\n',
+            b'{"format": "vllm-mtp trace", "version": 2, "max_draft_length": 99}\n',
             "from 1 to 16",
         ),
     ],

@@ -87,7 +87,7 @@ class SmallEngine:
                 draft_depth=decision.draft_depth,
                 num_decode_requests=len(requests),
                 num_context_tokens=self.context_tokens * len(requests),
-                num_catch_up_tokens=caught_up,
+                num_backfill_tokens=caught_up,
                 is_greedy=not self.draws_drafts,
                 compared=tuple(self._compared(outcomes)),
             )

@@ -35,7 +35,7 @@ def outcome(
         num_decode_requests=len(lengths),
         num_prefill_tokens=prefill,
         num_context_tokens=context * len(lengths),
-        num_catch_up_tokens=catch_up,
+        num_backfill_tokens=catch_up,
     )
 
 
@@ -115,9 +115,9 @@ def test_steps_that_take_ten_times_as_long_hardly_matter(seed: int) -> None:
 def test_dear_drafts_among_plain_steps_are_believed_within_a_few() -> None:
     """The first steps of 16 requests on an EPYC, where rows cost in proportion.
 
-    Probes follow each other with plain steps between them, so that steps with drafts
-    are never many in a row. But plain steps that take what they should say that the
-    machine is not to blame.
+    Explorations follow each other with plain steps between them, so that steps with
+    drafts are never many in a row. But plain steps that take what they should say that
+    the machine is not to blame.
     """
     model = CostModel(8)
     recorded = [

@@ -44,7 +44,7 @@ def test_what_is_dearer_than_all_that_can_be_saved_is_never_run() -> None:
     assert not cap.pay(0.001, 0.01)
 
 
-REQUESTS = [DecodeRequest(f"r{i}", 100, num_unseen_tokens=i) for i in range(20)]
+REQUESTS = [DecodeRequest(f"r{i}", 100, num_pending_tokens=i) for i in range(20)]
 
 
 @pytest.mark.parametrize("is_off", [True, False])

@@ -92,7 +92,7 @@ def test_drafts_go_to_the_requests_that_accept_them() -> None:
 def test_where_steps_are_graphs_requests_have_equally_many_draft_tokens(
     max_graph_rows: int, is_uniform: bool, few_accept: float
 ) -> None:
-    """Probes too, from K = 0 and back; with 8 requests one draft each is 16 rows."""
+    """Explorations, too; with 8 requests one draft token each is 16 rows."""
     options = GoodputOptions(max_graph_rows=max_graph_rows)
     engine = SmallEngine(
         GoodputController(K_MAX, options),
@@ -122,7 +122,7 @@ def test_equal_depths_do_not_make_it_thrash() -> None:
     assert sum(switches) / len(switches) <= 20
 
 
-def test_in_a_stationary_state_probes_are_few() -> None:
+def test_in_a_stationary_state_explorations_are_few() -> None:
     engine = SmallEngine(GoodputController(K_MAX), [0.7] * 4).run(1200)
     assert engine.reasons(600).count("explore") < 0.15 * 600
 
@@ -171,8 +171,8 @@ def test_steps_without_drafts_are_learned_within_a_few() -> None:
     assert off_s == pytest.approx(0.02, rel=0.1)
 
 
-def test_a_probe_that_is_accepted_is_followed_up_at_once() -> None:
-    """From off, a single request: each probe shows one token or a few."""
+def test_acceptance_that_comes_back_is_seen_from_k_0() -> None:
+    """From off, a single request: each shadow draft shows one token."""
     waits = []
     for seed in range(6):
         engine = SmallEngine(
@@ -235,7 +235,7 @@ def test_plans_are_looked_for_more_often_where_steps_are_long(
         controller, [0.8], lambda tokens, depth: scale * line_s(tokens, depth)
     ).run(600)
     found = [controller.plan]
-    for _ in range(240):  # in a few dozens a probe may fall
+    for _ in range(240):  # in a few dozens an exploration may fall
         engine.run(1)
         found.append(controller.plan)
     # Every search gives a plan of its own, even if it is the same.
@@ -244,12 +244,12 @@ def test_plans_are_looked_for_more_often_where_steps_are_long(
     assert least <= statistics.median(waits) <= most
 
 
-# -- what probes may cost --------------------------------------------------------------
+# -- what exploration may cost ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("acceptance", [0.02, 0.5, 0.8])
-def test_what_probes_cost_stays_within_the_budget(acceptance: float) -> None:
-    """By the true times; the budget is kept in estimated ones."""
+def test_what_exploration_costs_stays_within_the_cap(acceptance: float) -> None:
+    """By the true times; the cap is kept in estimated ones."""
     controller = GoodputController(K_MAX)
     engine = SmallEngine(controller, [acceptance]).run(2000)
     survived = [acceptance**j for j in range(1, K_MAX + 1)]
@@ -281,18 +281,18 @@ def test_it_is_never_announced_that_nothing_is_drafted_and_then_drafted() -> Non
     assert idle < 0.1 * len(pairs)
 
 
-def test_rests_need_no_decision_and_cost_no_probe() -> None:
+def test_steps_without_a_decision_cost_no_exploration() -> None:
     """The scheduler leaves out calls; the controller tries as much as without that."""
-    probes = {}
+    explored = {}
     for rests in (False, True):
         engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4, rests=rests)
         num_steps = 0
         while num_steps < 3000:
             engine.run(1)
             num_steps = len(engine.decisions) + engine.num_rested
-        probes[rests] = engine.reasons().count("explore")
+        explored[rests] = engine.reasons().count("explore")
         assert (engine.num_rested > 2000) == rests
-    assert 0.6 * probes[False] <= probes[True] <= 1.2 * probes[False]
+    assert 0.6 * explored[False] <= explored[True] <= 1.4 * explored[False]
     engine.acceptance = [0.9] * 4
     engine.run(250)  # decisions
     assert engine.depths(-20) == [engine.depths(-1)[0]] * len(engine.depths(-20))
@@ -325,7 +325,7 @@ def mixed_s(tokens: float, depth: int) -> float:
 
 
 def worst_latency_s(engine: SmallEngine, first: int) -> float:
-    """Of any request, expected: mean over the steps that are no probes."""
+    """Of any request, expected: mean over the steps that explore nothing."""
     waits: dict[str, list[float]] = {}
     for decision in engine.decisions[first:]:
         if decision.reason == "explore":

@@ -35,7 +35,7 @@ def outcome(*requests: tuple[str, int, int], seconds: float = 0.01) -> StepOutco
         num_decode_requests=2,
         num_prefill_tokens=5,
         num_context_tokens=300,
-        num_catch_up_tokens=1,
+        num_backfill_tokens=1,
         is_greedy=False,
         compared=(RequestOutcome("cmpl-secret-b", 1, 0),),
     )
@@ -56,7 +56,7 @@ def test_the_first_line_says_what_the_file_is_and_where_it_comes_from(
     traced(tmp_path / "t.jsonl")
     (header,) = lines(tmp_path / "t.jsonl")
     assert header["format"] == "vllm-mtp trace"
-    assert header["version"] == 1
+    assert header["version"] == 2
     assert header["max_draft_length"] == K_MAX
     assert header["provenance"] == {"model": "m"}
 
@@ -101,7 +101,7 @@ def test_every_call_is_written_in_order(tmp_path: Path) -> None:
         "num_decode_requests": 2,
         "num_prefill_tokens": 5,
         "num_context_tokens": 300,
-        "num_catch_up_tokens": 1,
+        "num_backfill_tokens": 1,
         "is_greedy": False,
         "requests": [[0, 3, 1], [1, 2, 2]],
         "compared": [[1, 1, 0]],

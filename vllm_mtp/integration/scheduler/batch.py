@@ -39,7 +39,7 @@ class Batch(NamedTuple):
             num_decode_requests=self.num_decoding,
             num_prefill_tokens=self.num_prefill_tokens,
             num_context_tokens=self.num_context_tokens,
-            num_catch_up_tokens=num_backfill_tokens,
+            num_backfill_tokens=num_backfill_tokens,
             is_greedy=all(request.is_greedy for request in self.next_decoding),
         )
 

@@ -86,7 +86,7 @@ class StepRecords:
         if self._drafts_after_output and before is not None:
             record.scheduled = scheduled._replace(
                 draft_depth=before.draft_depth,
-                num_catch_up_tokens=before.num_catch_up_tokens,
+                num_backfill_tokens=before.num_backfill_tokens,
             )
         self._closed.append(record)
         self._time(record)
