@@ -153,18 +153,20 @@ def _target_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _remarks(result: Mapping[str, Any]) -> list[str]:
+def _text_remark(result: Mapping[str, Any]) -> list[str]:
     greedy = [c for c in result["cells"] if c["identical_texts"] is not None]
+    if not greedy:
+        return []
     differing = [cell["name"] for cell in greedy if not cell["identical_texts"]]
-    lines = []
-    if greedy:
-        agree = len(greedy) - len(differing)
-        line = (
-            f"Same greedy texts from all contenders in {agree} of {len(greedy)} cells"
-        )
-        if differing and not result["is_exact"]:
-            line += " (near-ties may flip in a shorter format than float32)"
-        lines.append(line + (f"; not in: {', '.join(differing)}" if differing else ""))
+    agree = len(greedy) - len(differing)
+    line = f"Same greedy texts from all contenders in {agree} of {len(greedy)} cells"
+    if differing and not result["is_exact"]:
+        line += " (near-ties may flip in a shorter format than float32)"
+    return [line + (f"; not in: {', '.join(differing)}" if differing else "")]
+
+
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    lines = _text_remark(result)
     lowest = result["overall"]["lowest_acceptance"]
     if lowest:
         lines.append(

@@ -225,16 +225,21 @@ def _add(answer: Answer, given: Mapping[str, Any], event: Mapping[str, Any]) -> 
     if choice.finish_reason is not None and (text or given.get("finish_reason")):
         answer.faults.append(f"choice {index} went on behind its end")
     choice.text += text
-    choice.reasoning += part.get("reasoning") or ""
+    _add_part(choice, part)
     choice.token_ids += given.get("token_ids") or []
-    for position, call in enumerate(part.get("tool_calls") or ()):
-        _add_tool_call(choice, call, position)
     _add_logprobs(choice, given.get("logprobs"))
     prompt_logprobs = given.get("prompt_logprobs") or event.get("prompt_logprobs")
     choice.prompt_logprobs = prompt_logprobs or choice.prompt_logprobs
     choice.finish_reason = given.get("finish_reason") or choice.finish_reason
     if given.get("stop_reason") is not None:
         choice.stop_reason = given["stop_reason"]
+
+
+def _add_part(choice: Choice, part: Mapping[str, Any]) -> None:
+    """What a chat's message has beside its text."""
+    choice.reasoning += part.get("reasoning") or ""
+    for position, call in enumerate(part.get("tool_calls") or ()):
+        _add_tool_call(choice, call, position)
 
 
 def _add_tool_call(choice: Choice, call: Mapping[str, Any], position: int) -> None:

@@ -63,8 +63,6 @@ def _bodies(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _values(key: str, value: Any) -> Iterator[Any]:
-    if isinstance(value, bool):
-        return
     if isinstance(value, int) and key in ("max_tokens", "n", "min_tokens"):
         yield from (v for v in (value // 2, value - 1) if 1 <= v < value)
     elif isinstance(value, str) and key == "prompt" and len(value) > 1:

@@ -35,11 +35,14 @@ class Reference:
             if len(batch) == 1:
                 self.died[batch[0]["name"]] = played["died"]
                 continue
-            # One of those in flight did it: halve them until it is alone.
-            again = [r for r in batch if r["name"] not in self.answers]
-            half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
-            self.learn(half)
-            waiting = [r for r in again if r not in half] + waiting
+            waiting = self._learn_half(batch, lost) + waiting
+
+    def _learn_half(self, batch: Sequence[Request], lost: set[str]) -> list[Request]:
+        """One of those in flight killed the engine: halve them until it is alone."""
+        again = [r for r in batch if r["name"] not in self.answers]
+        half = [r for r in again if r["name"] in lost][: max(1, len(lost) // 2)]
+        self.learn(half)
+        return [r for r in again if r not in half]
 
     def knows(self, name: str) -> bool:
         """Whether a request has been answered, or cannot be."""
