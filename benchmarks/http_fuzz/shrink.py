@@ -69,7 +69,12 @@ def _values(key: str, value: Any) -> Iterator[Any]:
         yield value[len(value) // 2 :]
     elif isinstance(value, list) and key in _LISTS:
         yield from _lists(key, value)
-    elif isinstance(value, dict) and key in _DICTS and len(value) > 1:
+    elif isinstance(value, dict) and key in _DICTS:
+        yield from _dicts(value)
+
+
+def _dicts(value: Mapping[str, Any]) -> Iterator[Any]:
+    if len(value) > 1:
         yield from ({k: v for k, v in value.items() if k != gone} for gone in value)
 
 
