@@ -25,8 +25,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.control.previous import goodput as previous
-from benchmarks.control.previous.step_times import CPU_COST_PRIOR, CostPrior
 from benchmarks.control.random_worlds import (
     NUM_STEPS,
     held_out_worlds,
@@ -48,8 +46,7 @@ from vllm_mtp.tools.provenance import collect_provenance, write_json
 PROMISE = 0.98
 """Least 5th percentile over worlds of the speed over K = 0."""
 CHANGE_STEPS = 200
-EXPLORING = ("explore", "probe")
-"""Reasons of such decisions: today's, and the previous controller's."""
+"""Steps after a change of acceptance in which a controller may be slower."""
 _ORACLE_STEPS = 16
 """The oracle's gain over the best uniform draft length is worked out that often."""
 _MAX_GRAPH_ROWS = 512
@@ -93,23 +90,8 @@ def _options(name: str) -> Contender:
     return build
 
 
-def _previous(world: World) -> Controller:
-    is_cpu = world.compares_drafts
-    return previous.GoodputController(
-        world.max_draft_length,
-        previous.GoodputOptions(
-            depths=None if is_cpu else graph_tiers(world.max_draft_length),
-            max_graph_rows=0 if is_cpu else _MAX_GRAPH_ROWS,
-            compares_drafts=is_cpu,
-            cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
-        ),
-    )
-
-
 CONTENDERS: Mapping[str, Contender] = {
-    "goodput": _options("goodput"),
-    "previous": _previous,
-    "threshold": _options("threshold"),
+    name: _options(name) for name in ("goodput", "threshold")
 }
 
 
@@ -182,7 +164,7 @@ class _Tally:
             self._changed_s += seconds
             self._changed_oracle_s += oracle_s
         self._uniform_s += chosen.tokens / uniform
-        if decision.reason in EXPLORING:
+        if decision.reason == "explore":
             self._num_explored += 1
         elif decision.draft_depth != self._depth:
             self._num_switches += 1

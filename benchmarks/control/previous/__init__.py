@@ -1,1 +1,0 @@
-"""The controller before: removed once it has been compared with."""
