@@ -13,7 +13,7 @@ from tests.support.engines import draft_counts, engine, greedy, model_runner
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import RecordingController, record_outcomes
 from vllm_mtp.records import StepOutcome
-from vllm_mtp.tools.homogeneity import homogeneity_p_value
+from vllm_mtp.tools.verify_compare import homogeneity_p_value
 
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
 ALPHA = 1e-4

@@ -17,7 +17,7 @@ from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.watch import record_outcomes, scheduler_of
 from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
-from vllm_mtp.tools.homogeneity import homogeneity_p_value
+from vllm_mtp.tools.verify_compare import homogeneity_p_value
 
 
 class OnlyComparing(DecidesEveryStep):

@@ -30,9 +30,8 @@ from vllm_mtp.tools.eval_backends import (
     ServerBackend,
     started_engine,
 )
-from vllm_mtp.tools.eval_file import EvalFile, PromptRecord
+from vllm_mtp.tools.eval_file import EvalFile, PromptRecord, record_of
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import print_eval
 from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option

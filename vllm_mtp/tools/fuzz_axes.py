@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, MAX_DRAFT_LENGTH, METHOD
 from vllm_mtp.tools.engine_arguments import BLOCK_TOKENS, EngineSize, engine_arguments
-from vllm_mtp.tools.fuzz_disturbances import is_reset, undisturbed
 
 MAX_MODEL_LEN = 384
 SEATS = 8
@@ -164,3 +163,46 @@ def reference_arguments(
     # A whole prompt in one step: on a CPU vLLM dies of a seed where it is cut.
     budget = {"max_num_batched_tokens": REFERENCE_SEATS * MAX_MODEL_LEN}
     return {**usual, **budget, **COMMON, **user}
+
+
+RESET, PAUSE, CLEAR, SLEEP = "reset", "pause", "pause and clear", "sleep"
+ABORTING = "pause and abort"
+KINDS = (RESET, PAUSE, CLEAR, SLEEP, ABORTING)
+"""`RESET` empties the prefix cache while requests run: all of them are preempted.
+`PAUSE` freezes them, with `CLEAR` the cache is emptied meanwhile, and `SLEEP` is vLLM's
+sleep with requests that are kept. On a CPU vLLM frees no memory of an engine that
+sleeps, so levels 1 and 2 are the same there and no weights are lost."""
+
+LIKELIHOOD = {RESET: 4, PAUSE: 3, CLEAR: 3, SLEEP: 2, ABORTING: 0.5}
+NUM_IN_PLAY = (2, 4, 6, 9)
+MAX_STEP, MAX_LASTS = 15, 6
+
+Request = dict[str, Any]
+
+
+def disturb(play: Sequence[Request], rng: Random) -> list[Request]:
+    """The play with disturbances."""
+    count = min(rng.choice(NUM_IN_PLAY), len(play))
+    chosen = set(rng.sample(range(len(play)), count))
+    disturbed = []
+    for number, request in enumerate(play):
+        if number in chosen:
+            (what,) = rng.choices(KINDS, [LIKELIHOOD[kind] for kind in KINDS])
+            step, lasts = rng.randint(0, MAX_STEP), rng.randint(0, MAX_LASTS)
+            event = {"step": step, "what": what, "lasts": 0 if what == RESET else lasts}
+            request = request | {"disturbs": event}
+        disturbed.append(request)
+    return disturbed
+
+
+def undisturbed(play: Sequence[Mapping[str, Any]]) -> list[Request]:
+    """The play without disturbances."""
+    return [
+        {key: value for key, value in request.items() if key != "disturbs"}
+        for request in play
+    ]
+
+
+def is_reset(play: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the prefix cache is emptied while steps are under way."""
+    return any((each.get("disturbs") or {}).get("what") == RESET for each in play)

@@ -10,15 +10,15 @@ A request is plain data, so that it can be printed, kept and repeated::
 A session (``StreamingInput``) has ``"session": true`` and several chunks, each with the
 ``step`` after its arrival at which it comes, and ``ends``, the step at which the
 session is told that no chunk follows. A play is a list of requests; some disturb the
-engine (see `fuzz_disturbances.py`).
+engine (see `fuzz_axes.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from vllm_mtp.tools.fuzz_axes import disturb
 from vllm_mtp.tools.fuzz_corpus import Corpus, KnownPrompt
-from vllm_mtp.tools.fuzz_disturbances import disturb
 from vllm_mtp.tools.fuzz_options import FIELDS, RARE, REFUSED_SHARE, Draw, Options
 from vllm_mtp.tools.fuzz_unseeded import CHANCE as UNSEEDED_CHANCE
 from vllm_mtp.tools.fuzz_unseeded import drop_seed, is_unseeded

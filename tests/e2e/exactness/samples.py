@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.engines import Samples, sampled
 from tests.support.heldout import heldout_prompts
-from vllm_mtp.tools.homogeneity import MIN_CELLS, homogeneity_p_value, num_cells
+from vllm_mtp.tools.verify_compare import MIN_CELLS, homogeneity_p_value, num_cells
 
 ALPHA = 1e-5
 """p-value below which two engines differ: once in 100,000 comparisons of equal ones."""

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from examples.tiny_model import TINY_MODEL
 from vllm_mtp.cli.main import app
 from vllm_mtp.config import ConfigError
-from vllm_mtp.tools.eval_file import EvalFile
+from vllm_mtp.tools.eval_file import EvalFile, record_of
 from vllm_mtp.tools.eval_journal import EvalJournal
-from vllm_mtp.tools.eval_records import record_of
 from vllm_mtp.tools.eval_report import acceptance_length, position_shares, print_eval
 from vllm_mtp.tools.prompts import Prompt, load_prompts
 

@@ -6,8 +6,16 @@ from random import Random
 import pytest
 
 from tests.unit.tools.fuzz_samples import corpus, request
-from vllm_mtp.tools.fuzz_axes import AXES, NUM_ADAPTERS, RESET_SEED, on_axis
-from vllm_mtp.tools.fuzz_disturbances import KINDS, RESET, disturb, is_reset
+from vllm_mtp.tools.fuzz_axes import (
+    AXES,
+    KINDS,
+    NUM_ADAPTERS,
+    RESET,
+    RESET_SEED,
+    disturb,
+    is_reset,
+    on_axis,
+)
 from vllm_mtp.tools.fuzz_engines import COUNTS
 from vllm_mtp.tools.fuzz_options import V2_ONLY
 from vllm_mtp.tools.fuzz_requests import make_plays

@@ -1,4 +1,4 @@
-"""Disturbs an engine as ``tools/fuzz_disturbances.py`` says.
+"""Disturbs an engine as ``tools/fuzz_axes.py`` says.
 
 As vLLM's server does, which is told so between two steps: a pause first takes in what
 is under way, then empties the caches (``EngineCoreProc.pause_scheduler``).

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vllm_mtp.tools.homogeneity import (
+from vllm_mtp.tools.verify_compare import (
     homogeneity_p_value,
     num_cells,
     smallest_shift,
