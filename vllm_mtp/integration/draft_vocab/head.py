@@ -114,6 +114,13 @@ class DraftHead(nn.Module):
         self._int8 = quantize_rows(self.weight) if is_int8 else None
         self._pack()
 
+    def copy_anew(self) -> None:
+        """The head's weights have changed: in place, since graphs hold the copy."""
+        self.weight.copy_(self._read(self._vocabulary.token_ids[self._own]))
+        if self._int8 is not None:
+            self._int8 = quantize_rows(self.weight)
+        self._pack()
+
     def _follow(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         if self._vocabulary.num_rows != self.weight.shape[0] * self.tp_size:
             self._begin_anew()

@@ -182,6 +182,12 @@ class VocabularyDrafting:
             self._meet(head)
         return self._heads[id(head)] if self.is_active else None
 
+    def copy_anew(self) -> None:
+        """The weights of the model have changed: the draft heads follow."""
+        for head in self._heads.values():
+            if head is not None:
+                head.copy_anew()
+
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """See ``HeadChoice``."""
         if self.grammars is None and self.constraints is None:

@@ -51,6 +51,19 @@ class ReplacesDrafter(Worker):
                 self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)
             )
 
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        super().reload_weights(*args, **kwargs)
+        self._copy_weights_anew()
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        self._copy_weights_anew()
+
+    def _copy_weights_anew(self) -> None:
+        vocabulary = getattr(self._drafter, "draft_vocab", None)
+        if vocabulary is not None:
+            vocabulary.copy_anew()
+
     @property
     def _drafter(self) -> Any:
         """Ours, of either runner; None on all but the last pipeline rank."""
