@@ -292,7 +292,7 @@ def print_demo(
     console.out(prompts[0][-160:], style="dim", highlight=False, end="")
     console.out(measured[METHOD]["generated_texts"][0], style="green", highlight=False)
     table = Table()
-    titles = ("method", "tokens/s", "speed-up", "ms/token", "acceptance\nlength")
+    titles = ("method", "tokens/s", "speed-up", "acceptance\nlength")
     for title in titles:
         table.add_column(title, justify="left" if title == "method" else "right")
     table.add_column("accepted %,\nby position")
@@ -303,7 +303,6 @@ def print_demo(
             method,
             f"{each['output_throughput']:.1f}",
             f"{each['speedup']:.2f}x",
-            f"{each['mean_tpot_ms']:.2f}",
             f"{length:.2f}" if length else "-",
             " ".join(f"{100 * rate:.0f}" for rate in rates) or "-",
         )
