@@ -84,19 +84,6 @@ def speedup(acceptance_length: float, relative_step_time: float) -> float:
     return acceptance_length / relative_step_time
 
 
-def relative_step_time(
-    draft_length: int, draft_cost: float, verify_cost: float
-) -> float:
-    """Step time in steps without speculation, where both costs are linear.
-
-    Args:
-        draft_length: K.
-        draft_cost: Of one draft step, in steps without speculation.
-        verify_cost: Of one more row to verify, in the same unit.
-    """
-    return 1.0 + draft_length * (draft_cost + verify_cost)
-
-
 def break_even_probability(
     draft_length: int, relative_time: float, tolerance: float = 1e-9
 ) -> float | None:

@@ -15,7 +15,6 @@ from vllm_mtp.acceptance import (
     geometric_acceptance_length,
     log_odds,
     logistic,
-    relative_step_time,
     speedup,
     survival,
     wilson_interval,
@@ -116,9 +115,7 @@ def test_break_even_of_one_draft_token_is_its_price() -> None:
 
 
 def test_a_dearer_step_needs_more_acceptance() -> None:
-    times = [relative_step_time(3, 0.08, cost) for cost in (0.0, 0.1, 0.3)]
-    assert times == pytest.approx([1.24, 1.54, 2.14])
-    needed = [break_even_probability(3, time) for time in times]
+    needed = [break_even_probability(3, time) for time in (1.24, 1.54, 2.14)]
     assert needed == sorted(needed, key=float)
     assert needed[0] == pytest.approx(0.20, abs=0.01)
 
