@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from vllm_mtp.config import METHOD, ConfigError
@@ -31,30 +30,6 @@ def parse_list(field: str, text: str, kind: type[Value]) -> tuple[Value, ...]:
     except ValueError:
         words = "whole numbers" if kind is int else "numbers"
         refuse(field, text, f"{words} with commas between")
-
-
-def check_fields(
-    options: object,
-    limits: Mapping[str, Limits],
-    names: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Check numbers among the attributes of an object; None is allowed.
-
-    Args:
-        options: The object; an attribute ``num_some_things`` is the option
-            ``some-things``.
-        limits: Of each attribute, by its name.
-        names: Of options that are called otherwise.
-
-    Raises:
-        ConfigError: One of them is beyond its limits.
-    """
-    for name, (low, high) in limits.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:  # refuses nan, too
-            usual = name.removeprefix("num_").replace("_", "-")
-            allowed = f"a number from {low:g} to {high:g}"
-            refuse(names.get(name, usual), value, allowed)
 
 
 def check_names(field: str, values: Sequence[str], known: Sequence[str]) -> None:
