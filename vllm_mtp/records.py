@@ -118,7 +118,7 @@ class StepOutcome(NamedTuple):
     is_greedy: bool = True
     """No request was sampled. What verifying and drafting take beside the passes
     differs: the likeliest token of a row is found at once."""
-    compared: tuple[RequestOutcome, ...] = ()
+    shadow_drafts: tuple[RequestOutcome, ...] = ()
     """Requests that had a draft of which nothing was verified (K = 0): one token each,
     accepted if it is the one that the target then sampled or, where it was drawn, if it
     stood verification's test against the row that was sampled from. This tells as much

@@ -77,13 +77,13 @@ Contender = Callable[[World], Controller]
 
 def _options(name: str) -> Contender:
     def build(world: World) -> Controller:
-        is_cpu = world.compares_drafts
+        is_cpu = world.sees_shadow_drafts
         return make_controller(
             MTPPlusConfig(controller=name),  # type: ignore[arg-type]
             world.max_draft_length,
             None if is_cpu else graph_tiers(world.max_draft_length),
             max_graph_rows=0 if is_cpu else _MAX_GRAPH_ROWS,
-            compares_drafts=is_cpu,
+            sees_shadow_drafts=is_cpu,
             is_cpu=is_cpu,
         )
 

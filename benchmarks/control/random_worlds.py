@@ -115,7 +115,7 @@ def random_world(seed: int) -> World:
         admission_steps=int(draw.choice([1, 8])),
         # Under async scheduling an outcome is known one step later.
         outcome_delay_steps=0 if is_cpu else 1,
-        compares_drafts=is_cpu,
+        sees_shadow_drafts=is_cpu,
         is_stationary=False,
     )
 

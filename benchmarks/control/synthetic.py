@@ -53,7 +53,7 @@ class World:
     """Requests that wait are let in every so many steps."""
     prefill_token_s: float = 2e-6
     outcome_delay_steps: int = 0
-    compares_drafts: bool = False
+    sees_shadow_drafts: bool = False
     """Drafts come back to the scheduler (sync scheduling)."""
     is_stationary: bool = True
     """Nothing but the requests themselves changes with time."""

@@ -116,7 +116,7 @@ _CHANGING = (
 
 WORLDS: Mapping[str, World] = {
     # vLLM schedules asynchronously on a GPU, not on a CPU.
-    world.name: world.changed(compares_drafts=isinstance(world.cost, TableCost))
+    world.name: world.changed(sees_shadow_drafts=isinstance(world.cost, TableCost))
     for world in (
         *_STATIONARY,
         *(world.changed(is_stationary=False) for world in _CHANGING),

@@ -73,7 +73,9 @@ def parse_replay_options(
     recorded = [load_world(path) for path in dict.fromkeys(traces)]
     for world in recorded:
         for name in controllers:
-            make_named_controller(name, world.max_draft_length, world.compares_drafts)
+            make_named_controller(
+                name, world.max_draft_length, world.sees_shadow_drafts
+            )
     return ReplayOptions(
         (*chosen, *recorded),
         tuple(dict.fromkeys(controllers)),
@@ -145,7 +147,7 @@ def run_one(
     replays = []
     for seed in range(options.num_seeds):
         fresh = make_named_controller(
-            controller, world.max_draft_length, world.compares_drafts
+            controller, world.max_draft_length, world.sees_shadow_drafts
         )
         replays.append(replay(world, fresh, options.num_steps, seed))
         advance()

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.control.trace_world import Array, CostCurve, Truth
-from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -47,7 +47,7 @@ class EngineWorld(Protocol):
     def outcome_delay_steps(self) -> int: ...
 
     @property
-    def compares_drafts(self) -> bool: ...
+    def sees_shadow_drafts(self) -> bool: ...
 
 
 class Population:
@@ -169,7 +169,7 @@ class DrawnEngine(ABC):
         """Requests that get drafts in this step, after what the MTP layers missed."""
         if not depth:
             return []
-        return caught_up_now({i: self._unseen.get(i, 0) for i in self._running.ids})
+        return backfilled_now({i: self._unseen.get(i, 0) for i in self._running.ids})
 
     def _num_caught_up(self, request_ids: list[str]) -> int:
         return sum(self._unseen.get(request_id, 0) for request_id in request_ids)
@@ -206,7 +206,7 @@ class DrawnEngine(ABC):
             num_context_tokens=int(context),
             num_backfill_tokens=self._num_caught_up(caught_up),
             is_greedy=not population["is_sampled"].any(),
-            compared=self._compare(lengths),
+            shadow_drafts=self._compare(lengths),
         )
         rests = not (decision.draft_depth or lengths.any() or self._prefill_tokens)
         self._commit(accepted + 1, rests, caught_up)
@@ -223,7 +223,7 @@ class DrawnEngine(ABC):
 
     def _compare(self, lengths: Array) -> tuple[RequestOutcome, ...]:
         """Drafts of which nothing was verified, beside what the target sampled."""
-        if not (self._settings.compares_drafts and self._drafted):
+        if not (self._settings.sees_shadow_drafts and self._drafted):
             return ()
         same = self._random.random(len(lengths)) < self._conditional()[:, 0]
         return tuple(

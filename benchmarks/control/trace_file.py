@@ -170,7 +170,7 @@ def _outcome(line: dict[str, Any], bound: int) -> StepOutcome:
         step_time_s=float(seconds),
         # These are not in the first traces.
         is_greedy=bool(line.get("is_greedy", True)),
-        compared=tuple(_request_outcomes(line.get("compared", ()), bound)),
+        shadow_drafts=tuple(_request_outcomes(line.get("shadow_drafts", ()), bound)),
         **counts,
     )
 

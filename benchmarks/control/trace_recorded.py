@@ -76,7 +76,7 @@ class RecordedWorld:
     is_stationary: bool = False
 
     @property
-    def compares_drafts(self) -> bool:
+    def sees_shadow_drafts(self) -> bool:
         """Only a sync scheduler hears of a step before it schedules the next."""
         return self.outcome_delay_steps == 0
 

@@ -30,8 +30,8 @@ from vllm_mtp.control.threshold import ThresholdController
 from vllm_mtp.records import DraftDecision
 
 CONTROLLERS: Mapping[str, Callable[[int, bool], Controller]] = {
-    "goodput": lambda max_draft_length, compares_drafts: GoodputController(
-        max_draft_length, GoodputOptions(compares_drafts=compares_drafts)
+    "goodput": lambda max_draft_length, sees_shadow_drafts: GoodputController(
+        max_draft_length, GoodputOptions(sees_shadow_drafts=sees_shadow_drafts)
     ),
     "threshold": lambda max_draft_length, _: ThresholdController(max_draft_length),
     "random": lambda max_draft_length, _: RandomController(max_draft_length, 0),
@@ -40,14 +40,14 @@ CONTROLLERS: Mapping[str, Callable[[int, bool], Controller]] = {
 
 
 def make_named_controller(
-    name: str, max_draft_length: int, compares_drafts: bool = False
+    name: str, max_draft_length: int, sees_shadow_drafts: bool = False
 ) -> Controller:
     """A controller for a replay.
 
     Args:
         name: Of ``CONTROLLERS``, or ``fixed-K``.
         max_draft_length: Upper bound on K.
-        compares_drafts: What the world says of itself.
+        sees_shadow_drafts: What the world says of itself.
 
     Raises:
         ConfigError: No controller has this name.
@@ -61,7 +61,7 @@ def make_named_controller(
             f"controller {name!r} does not exist: use {', '.join(CONTROLLERS)} or "
             f"fixed-K with K from 0 to {max_draft_length}."
         )
-    return CONTROLLERS[name](max_draft_length, compares_drafts)
+    return CONTROLLERS[name](max_draft_length, sees_shadow_drafts)
 
 
 class Worth:

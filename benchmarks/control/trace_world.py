@@ -97,7 +97,7 @@ class ReplayWorld(Protocol):
     def max_draft_length(self) -> int: ...
 
     @property
-    def compares_drafts(self) -> bool:
+    def sees_shadow_drafts(self) -> bool:
         """Outcomes tell how drafts would have done of which nothing was verified."""
         ...
 

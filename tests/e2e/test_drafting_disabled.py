@@ -183,8 +183,8 @@ def accepted_of_each(
         greedy(llm, prompts, 60)
     accepted: dict[int, list[int]] = defaultdict(list)
     for outcome in recorder.outcomes:
-        examined = outcome.requests if draft_length else outcome.compared
-        assert not (outcome.compared if draft_length else outcome.requests)
+        examined = outcome.requests if draft_length else outcome.shadow_drafts
+        assert not (outcome.shadow_drafts if draft_length else outcome.requests)
         for request in examined:
             number = int(request.request_id.split("-")[0])
             accepted[number].append(request.num_accepted_tokens)

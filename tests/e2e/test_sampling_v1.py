@@ -211,7 +211,7 @@ def accepted_shares(controller: DecidesEveryStep) -> list[float]:
         examined = [
             r
             for outcome in recorder.outcomes
-            for r in (outcome.requests if is_verified else outcome.compared)
+            for r in (outcome.requests if is_verified else outcome.shadow_drafts)
             # Internal ids begin with the number of the request.
             if int(r.request_id.split("-")[0]) % 2 == is_sampled and r.num_draft_tokens
         ]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now
 from vllm_mtp.integration.scheduler.pending_counts import (
     Backfill,
     PendingCounts,
@@ -64,7 +64,7 @@ def test_a_record_holds_what_was_scheduled_and_what_came_of_it(clock: Clock) -> 
     assert taken.outcome == step(depth=2, backfill=11)._replace(
         step_time_s=pytest.approx(0.5),
         requests=(RequestOutcome("a", 2, 1),),
-        compared=(RequestOutcome("b", 1, 0),),
+        shadow_drafts=(RequestOutcome("b", 1, 0),),
     )
     assert not list(records.take()), "each is delivered once"
 
@@ -167,7 +167,7 @@ def test_every_backlog_ends_and_no_step_backfills_much(
 ) -> None:
     limit = max(128, 4 * len(waiting))
     for _ in range(2 * len(waiting)):
-        chosen = caught_up_now(waiting)
+        chosen = backfilled_now(waiting)
         assert chosen
         assert {i for i, count in waiting.items() if not count} <= set(chosen)
         caught_up = sum(waiting[i] for i in chosen)

@@ -28,12 +28,12 @@ class ScriptedController:
     def may_draft(self) -> bool:
         return self.depths[self._num_steps % len(self.depths)] > 0
 
-    def rest_steps(self) -> int:
+    def num_undecided_steps(self) -> int:
         coming = range(self._num_steps, self._num_steps + len(self.depths))
         depths = [self.depths[i % len(self.depths)] for i in coming]
         return next((i for i, depth in enumerate(depths) if depth), len(depths))
 
-    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+    def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         self._num_steps += len(outcomes)
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -55,12 +55,12 @@ class RecordingController:
     def may_draft(self) -> bool:
         return self.controller.may_draft()
 
-    def rest_steps(self) -> int:
-        return self.controller.rest_steps()
+    def num_undecided_steps(self) -> int:
+        return self.controller.num_undecided_steps()
 
-    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+    def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         self.outcomes += outcomes
-        self.controller.rested(outcomes)
+        self.controller.observe_undecided(outcomes)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)

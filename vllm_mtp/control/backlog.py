@@ -41,7 +41,7 @@ class Backlog:
             return True
         last = self._steps[-1]
         if is_off:
-            return bool(last.requests or last.compared or last.draft_depth)
+            return bool(last.requests or last.shadow_drafts or last.draft_depth)
         return last.step_time_s * OUTCOMES_PER_S >= STEPS_AT_ONCE
 
     def take(self) -> tuple[Sequence[StepOutcome], float]:

@@ -29,16 +29,16 @@ class Controller(Protocol):
         """
         ...
 
-    def rest_steps(self) -> int:
+    def num_undecided_steps(self) -> int:
         """Steps, the next one included, that need no decision: none would draft.
 
         Asked after ``may_draft`` was False. Goes for a batch that stays the same and
         verifies nothing. Instead of ``may_draft``, ``decide`` and ``observe`` one call
-        of ``rested`` may follow after any number of them.
+        of ``observe_undecided`` may follow after any number of them.
         """
         ...
 
-    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+    def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         """These steps have passed without a decision."""
         ...
 
@@ -50,8 +50,8 @@ class Controller(Protocol):
 class DecidesEveryStep:
     """Half of a controller that wants to be asked in every step."""
 
-    def rest_steps(self) -> int:
+    def num_undecided_steps(self) -> int:
         return 0
 
-    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+    def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         """It never rests."""

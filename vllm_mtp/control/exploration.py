@@ -9,7 +9,7 @@ drafting is disabled, shadow drafts see beside that whether anything would be ac
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from vllm_mtp.control.catching_up import most_caught_up_now
+from vllm_mtp.control.kv_backfill import most_caught_up_now
 from vllm_mtp.control.planner import Group, Plan
 from vllm_mtp.control.step_times import Times
 from vllm_mtp.records import DecodeRequest

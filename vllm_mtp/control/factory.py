@@ -16,7 +16,7 @@ def make_controller(
     depths: tuple[int, ...] | None = None,
     *,
     max_graph_rows: int = 0,
-    compares_drafts: bool = False,
+    sees_shadow_drafts: bool = False,
     draws_drafts: bool = False,
     stops_early: bool = False,
     is_cpu: bool = False,
@@ -29,7 +29,7 @@ def make_controller(
         depths: draft depths that a step may have; None for all up to the bound.
         max_graph_rows: rows of the longest step with a CUDA graph; only steps whose
             requests have equally many draft tokens have one.
-        compares_drafts: outcomes hold drafts that were compared, not verified.
+        sees_shadow_drafts: outcomes hold drafts that were compared, not verified.
         draws_drafts: those of sampled requests are drawn from the proposal, and not
             tested unless they are verified.
         stops_early: the worker follows a `StopRule`.
@@ -49,7 +49,7 @@ def make_controller(
             max_token_latency_s=latency_s,
             depths=depths,
             max_graph_rows=max_graph_rows,
-            compares_drafts=compares_drafts,
+            sees_shadow_drafts=sees_shadow_drafts,
             draws_drafts=draws_drafts,
             stops_early=stops_early,
             cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),

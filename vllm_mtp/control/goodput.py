@@ -112,14 +112,14 @@ class GoodputController:
         self._may_draft = not self._is_off or self._exploration is not None
         return self._may_draft
 
-    def rest_steps(self) -> int:
+    def num_undecided_steps(self) -> int:
         """Steps that need no decision, the next one included."""
         if not self._is_off or self._exploration is not None:
             return 0
         until_search = self._steps_until_search - len(self._backlog)
         return max(min(until_search, SHADOW_PERIOD_STEPS - self._steps_since_shadow), 0)
 
-    def rested(self, outcomes: Sequence[StepOutcome]) -> None:
+    def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         """Learn from steps that passed without a decision."""
         for outcome in outcomes:
             self._steps_since_shadow += 1
@@ -194,7 +194,7 @@ class GoodputController:
         """Requests whose shadow draft is verified."""
         options = self.options
         is_drawn = options.draws_drafts and not all(r.is_greedy for r in self._seen)
-        if options.compares_drafts and not is_drawn:
+        if options.sees_shadow_drafts and not is_drawn:
             return ()
         return shadow_sample(self._seen, options.may_mix(len(self._seen)))
 
@@ -269,7 +269,7 @@ class GoodputController:
         examined: list[RequestOutcome] = []
         for outcome in steps:
             examined += outcome.requests
-            examined += outcome.compared
+            examined += outcome.shadow_drafts
             self.cost.observe(outcome)
         self.survival.observe(examined, len(steps), most)
         self._steps_since_search += len(steps)

@@ -17,7 +17,7 @@ class GoodputOptions(NamedTuple):
     """Rows of the longest step that is one CUDA graph if all of its requests have
     equally many draft tokens. Where a batch can have such steps it has no others: out
     of the graph every layer waits for the host."""
-    compares_drafts: bool = False
+    sees_shadow_drafts: bool = False
     """Shadow drafts need no verification."""
     draws_drafts: bool = False
     """Drafts of sampled requests are drawn: two draws from flat distributions hardly

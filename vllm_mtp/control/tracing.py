@@ -7,7 +7,7 @@ A trace is a text file of JSON lines, one object each::
     {"decision": 0, "depth": 3, "reason": "exploit",
      "requests": [[0, 512, 1, null, 3, 0, 0], ..], "survival": [[0.8, 0.61, ..], ..]}
     {"outcome": 0, "step_time_s": 0.0123, .., "requests": [[0, 3, 2], ..],
-     "compared": [[1, 1, 0], ..]}
+     "shadow_drafts": [[1, 1, 0], ..]}
 
 The header names the columns of ``requests``; ``compared`` has the same. Requests are
 anonymous: numbers in the order in which they appeared. ``survival`` holds each distinct
@@ -184,7 +184,7 @@ class TracingController(DecidesEveryStep):
             **{name: getattr(outcome, name) for name in OUTCOME_FIELDS},
             "is_greedy": outcome.is_greedy,
             "requests": [(of(i), k, ok) for i, k, ok, *_ in outcome.requests],
-            "compared": [(of(i), k, ok) for i, k, ok, *_ in outcome.compared],
+            "shadow_drafts": [(of(i), k, ok) for i, k, ok, *_ in outcome.shadow_drafts],
         }
 
     def _write(self, line: Mapping[str, Any]) -> None:

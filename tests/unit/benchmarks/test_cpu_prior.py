@@ -18,7 +18,9 @@ SEEDS = range(6)
 
 def run(name: str, prior: CostPrior, num_steps: int, seed: int = 0) -> Replay:
     world = WORLDS[name]
-    options = GoodputOptions(compares_drafts=world.compares_drafts, cost_prior=prior)
+    options = GoodputOptions(
+        sees_shadow_drafts=world.sees_shadow_drafts, cost_prior=prior
+    )
     controller = GoodputController(world.max_draft_length, options)
     return replay(world, controller, num_steps, seed)
 

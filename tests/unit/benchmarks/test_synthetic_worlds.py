@@ -134,7 +134,7 @@ def test_what_was_missed_while_off_is_caught_up_when_drafting_resumes() -> None:
 def test_no_step_catches_up_on_many_requests() -> None:
     """As the engine does: those with the fewest first, the others get no drafts."""
     engine = SyntheticEngine(
-        World("w", GOOD, CPU_TABLE, 4, mean_tokens=10**6, compares_drafts=True), 0
+        World("w", GOOD, CPU_TABLE, 4, mean_tokens=10**6, sees_shadow_drafts=True), 0
     )
 
     def step(depth: int) -> tuple[int, int, int]:
@@ -143,7 +143,7 @@ def test_no_step_catches_up_on_many_requests() -> None:
         return (
             outcome.num_backfill_tokens,
             len(outcome.requests),
-            len(outcome.compared),
+            len(outcome.shadow_drafts),
         )
 
     for _ in range(41):

@@ -216,7 +216,7 @@ def test_a_controller_does_in_the_recording_as_in_the_world_itself(
     known: RecordedWorld, controller: str
 ) -> None:
     def regret(world: ReplayWorld) -> float:
-        fresh = make_named_controller(controller, K_MAX, world.compares_drafts)
+        fresh = make_named_controller(controller, K_MAX, world.sees_shadow_drafts)
         return replay(world, fresh, 1200).regret()
 
     in_world = regret(WORLDS["cpu-4-tuned"])

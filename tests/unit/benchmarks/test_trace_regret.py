@@ -59,14 +59,14 @@ BURSTS = _BurstyWorld(
     noise=0.02,
     mean_tokens=100,
     prompt_tokens=64,
-    compares_drafts=True,
+    sees_shadow_drafts=True,
     is_stationary=False,
 )
 
 
 def run(world: ReplayWorld, seed: int = 0, num_steps: int = NUM_STEPS) -> Replay:
     controller = make_named_controller(
-        "goodput", world.max_draft_length, world.compares_drafts
+        "goodput", world.max_draft_length, world.sees_shadow_drafts
     )
     return replay(world, controller, num_steps, seed)
 

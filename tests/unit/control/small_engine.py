@@ -31,7 +31,7 @@ class SmallEngine:
     decisions: list[DraftDecision] = field(default_factory=list)
     may_draft: list[bool] = field(default_factory=list)
     context_tokens: int = 500
-    compares_drafts: bool = False
+    sees_shadow_drafts: bool = False
     draws_drafts: bool = False
     """Requests are sampled, and a comparison would say nothing."""
     is_constrained: bool = False
@@ -68,7 +68,7 @@ class SmallEngine:
         requests = self.requests()
         self.may_draft.append(self.controller.may_draft())
         if self.rests and not self.may_draft[-1] and not any(self.lengths.values()):
-            self._rest(min(self.controller.rest_steps(), 8))
+            self._rest(min(self.controller.num_undecided_steps(), 8))
         decision = self.controller.decide(requests)
         self.decisions.append(decision)
         outcomes = [self._verify(i, r.request_id) for i, r in enumerate(requests)]
@@ -89,7 +89,7 @@ class SmallEngine:
                 num_context_tokens=self.context_tokens * len(requests),
                 num_backfill_tokens=caught_up,
                 is_greedy=not self.draws_drafts,
-                compared=tuple(self._compared(outcomes)),
+                shadow_drafts=tuple(self._compared(outcomes)),
             )
         )
         for outcome in outcomes:
@@ -114,11 +114,15 @@ class SmallEngine:
             waiting = self.unseen.get(request.request_id, 0)
             self.unseen[request.request_id] = waiting + num_steps
         self.num_rested += num_steps
-        self.controller.rested([outcome] * num_steps)
+        self.controller.observe_undecided([outcome] * num_steps)
 
     def _compared(self, outcomes: Sequence[RequestOutcome]) -> Iterator[RequestOutcome]:
         """Outcomes of drafts that the last decision ordered but not to be verified."""
-        if self.compares_drafts and not self.draws_drafts and len(self.decisions) > 1:
+        if (
+            self.sees_shadow_drafts
+            and not self.draws_drafts
+            and len(self.decisions) > 1
+        ):
             for index, outcome in enumerate(outcomes):
                 if self.decisions[-2].draft_depth and not outcome.num_draft_tokens:
                     is_same = self.rng.random() < self.acceptance[index]

@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_mtp.control.catching_up import caught_up_now, most_caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now, most_caught_up_now
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=64))
 def test_what_a_step_catches_up_on_is_bounded(counts: list[int]) -> None:
     """By the price that a controller sets on it, which is not far above."""
     waiting = {f"r{i}": count for i, count in enumerate(counts)}
-    chosen = caught_up_now(waiting)
+    chosen = backfilled_now(waiting)
     total = sum(waiting[request_id] for request_id in chosen)
     bound = most_caught_up_now(counts)
     assert total <= bound

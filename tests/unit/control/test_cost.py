@@ -225,7 +225,7 @@ def test_a_time_that_is_none_is_ignored(seconds: float) -> None:
     assert learned(model) == pytest.approx(before, rel=1e-3)
 
 
-def test_catching_up_is_priced_and_does_not_make_drafting_look_dear() -> None:
+def test_a_backfill_is_priced_and_does_not_make_drafting_look_dear() -> None:
     model, undisturbed = CostModel(K_MAX), CostModel(K_MAX)
     for step in range(300):
         length = 2 if step % 20 > 10 else 0

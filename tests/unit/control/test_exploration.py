@@ -89,15 +89,15 @@ def test_a_sample_values_a_plan_by_its_own_survival_and_times() -> None:
     assert found == pytest.approx(tokens / seconds)
 
 
-@pytest.mark.parametrize("compares_drafts", [True, False])
+@pytest.mark.parametrize("sees_shadow_drafts", [True, False])
 def test_while_drafting_is_disabled_shadow_drafts_come_once_a_period(
-    compares_drafts: bool,
+    sees_shadow_drafts: bool,
 ) -> None:
-    options = GoodputOptions(compares_drafts=compares_drafts)
+    options = GoodputOptions(sees_shadow_drafts=sees_shadow_drafts)
     engine = SmallEngine(
         GoodputController(K_MAX, options),
         [0.01] * 4,
-        compares_drafts=compares_drafts,
+        sees_shadow_drafts=sees_shadow_drafts,
     ).run(1600)
     drafted = [i for i, d in enumerate(engine.decisions[400:]) if d.draft_depth]
     assert len(drafted) >= 0.7 * 1200 / SHADOW_PERIOD_STEPS

@@ -192,7 +192,7 @@ def comparing_engine(
     num_requests: int, acceptance: float, draws_drafts: bool = False
 ) -> SmallEngine:
     """One whose scheduler sees the drafts."""
-    kinds = {"compares_drafts": True, "draws_drafts": draws_drafts}
+    kinds = {"sees_shadow_drafts": True, "draws_drafts": draws_drafts}
     controller = GoodputController(K_MAX, GoodputOptions(**kinds))
     return SmallEngine(controller, [acceptance] * num_requests, **kinds)
 
@@ -301,15 +301,15 @@ def test_steps_without_a_decision_cost_no_exploration() -> None:
 
 def test_it_does_not_rest_before_it_knows_or_while_it_drafts() -> None:
     controller = GoodputController(K_MAX)
-    assert controller.rest_steps() == 0
+    assert controller.num_undecided_steps() == 0
     SmallEngine(controller, [0.9] * 4).run(300)
-    assert controller.rest_steps() == 0
+    assert controller.num_undecided_steps() == 0
 
 
 # -- leaving off -----------------------------------------------------------------------
 
 
-def test_catching_up_does_not_keep_it_off_when_drafting_pays() -> None:
+def test_the_backfill_does_not_keep_it_off_when_drafting_pays() -> None:
     engine = SmallEngine(GoodputController(K_MAX), [0.02] * 4)
     engine.run(400, catch_up_token_s=5e-5)
     engine.acceptance = [0.9] * 4
@@ -577,7 +577,7 @@ def test_the_end_of_a_batch_changes_nothing_for_the_next() -> None:
 
 def test_constrained_requests_do_not_begin_as_free_ones_ended() -> None:
     """Code, then JSON, over and over: each goes on as the last of its kind."""
-    engine = SmallEngine(GoodputController(K_MAX), [], compares_drafts=True)
+    engine = SmallEngine(GoodputController(K_MAX), [], sees_shadow_drafts=True)
     depths: dict[bool, list[int]] = {True: [], False: []}
     for wave in range(1, 25):
         engine.wave, engine.is_constrained = wave, wave % 2 == 0

@@ -65,7 +65,7 @@ class ScoredEngine:
     """Four greedy requests whose worker follows rules, as vLLM's V1 runner does."""
 
     def __init__(self, share_easy: Callable[[int], float], is_telling: bool) -> None:
-        options = GoodputOptions(compares_drafts=True, stops_early=True)
+        options = GoodputOptions(sees_shadow_drafts=True, stops_early=True)
         self.controller = GoodputController(K_MAX, options)
         self.share_easy = share_easy
         """Of tokens, by step."""
@@ -107,7 +107,7 @@ class ScoredEngine:
                     depth,
                     NUM_REQUESTS,
                     num_context_tokens=200 * NUM_REQUESTS,
-                    compared=tuple(compared),
+                    shadow_drafts=tuple(compared),
                 )
             )
             tokens = NUM_REQUESTS + sum(o.num_accepted_tokens for o in outcomes)

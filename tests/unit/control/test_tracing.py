@@ -37,7 +37,7 @@ def outcome(*requests: tuple[str, int, int], seconds: float = 0.01) -> StepOutco
         num_context_tokens=300,
         num_backfill_tokens=1,
         is_greedy=False,
-        compared=(RequestOutcome("cmpl-secret-b", 1, 0),),
+        shadow_drafts=(RequestOutcome("cmpl-secret-b", 1, 0),),
     )
 
 
@@ -104,7 +104,7 @@ def test_every_call_is_written_in_order(tmp_path: Path) -> None:
         "num_backfill_tokens": 1,
         "is_greedy": False,
         "requests": [[0, 3, 1], [1, 2, 2]],
-        "compared": [[1, 1, 0]],
+        "shadow_drafts": [[1, 1, 0]],
     }
     assert "secret" not in (tmp_path / "t.jsonl").read_text()
 

@@ -167,7 +167,7 @@ class StepMetrics:
         self._waiting.clear()
 
     def _count(self, outcome: StepOutcome) -> None:
-        for each in outcome.requests + outcome.compared:
+        for each in outcome.requests + outcome.shadow_drafts:
             if each.num_draft_tokens:
                 verified = self._first_tokens.setdefault(each.request_id, [0, 0])
                 verified[0] += 1

@@ -106,7 +106,9 @@ class ControlledScheduler(Scheduler):
             self._deliver()
             may_draft = self._may_draft()
             self.num_lookahead_tokens = self._max_lookahead if may_draft else 0
-            steps = 0 if may_draft else self._ask(self.controller.rest_steps, 0)
+            steps = (
+                0 if may_draft else self._ask(self.controller.num_undecided_steps, 0)
+            )
             self._undecided.begin(steps)
         return super().schedule(*args, **kwargs)
 
@@ -284,7 +286,7 @@ class ControlledScheduler(Scheduler):
                 for outcome in outcomes:
                     self._ask(self.controller.observe, None, outcome)
             else:
-                self._ask(self.controller.rested, None, outcomes)
+                self._ask(self.controller.observe_undecided, None, outcomes)
             if self.metrics is not None:
                 for outcome in outcomes:
                     self.metrics.finished(outcome)

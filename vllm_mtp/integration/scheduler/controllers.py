@@ -13,12 +13,12 @@ from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, tests_shadow_drafts
 
 
-def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
+def controller_of(vllm_config: Any, sees_shadow_drafts: bool) -> Controller:
     """The controller that an engine's configuration asks for, traced if it says so.
 
     Args:
         vllm_config: vLLM's.
-        compares_drafts: Drafts come back to the scheduler, verified or not.
+        sees_shadow_drafts: Drafts come back to the scheduler, verified or not.
     """
     own, bound = settings_of(vllm_config), vllm_config.num_speculative_tokens
     depths = allowed_depths(vllm_config)
@@ -27,7 +27,7 @@ def controller_of(vllm_config: Any, compares_drafts: bool) -> Controller:
         bound,
         depths,
         max_graph_rows=max_graph_rows(vllm_config),
-        compares_drafts=compares_drafts,
+        sees_shadow_drafts=sees_shadow_drafts,
         draws_drafts=draws_drafts(vllm_config) and not tests_shadow_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
         is_cpu=current_platform.is_cpu(),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now
 
 
 class Backfill(NamedTuple):
@@ -40,7 +40,7 @@ class PendingCounts:
         if not self._read_until:
             return Backfill(0, frozenset())
         pending = {i: self.of(i) for i in request_ids}
-        chosen = caught_up_now(pending)
+        chosen = backfilled_now(pending)
         for request_id in chosen:
             self._read_until.pop(request_id, None)
         return Backfill(

@@ -37,7 +37,7 @@ class StepRecord:
         return self.scheduled._replace(
             step_time_s=self.step_time_s,
             requests=tuple(self.verified),
-            compared=tuple(self.shadow_drafts),
+            shadow_drafts=tuple(self.shadow_drafts),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now
 from vllm_mtp.drafting.pending_tokens import PendingTokens
 from vllm_mtp.integration.v1.passes import RunsOtherRows
 from vllm_mtp.integration.worker import drafting_disabled
@@ -83,7 +83,7 @@ class BackfillsKV(RunsOtherRows):
         """Before a step drafts: some of its requests' pending tokens are read."""
         if self.pending is not None and self.pending.num_rows:
             counts = self.pending.counts(self.model_runner.input_batch.req_ids)
-            self._backfill(metadata, caught_up_now(counts))
+            self._backfill(metadata, backfilled_now(counts))
 
     def _backfill(
         self, metadata: CommonAttentionMetadata, request_ids: list[str] | None

@@ -22,7 +22,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_drafter_hidden_states
 
-from vllm_mtp.control.catching_up import caught_up_now
+from vllm_mtp.control.kv_backfill import backfilled_now
 from vllm_mtp.drafting.pending_tokens import BackfillPass, PendingTokens
 from vllm_mtp.integration.worker import drafting_disabled
 from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
@@ -65,7 +65,7 @@ class BackfillsKV(DraftModelSpeculator):
         """
         if self.pending is not None and self.pending.num_rows:
             counts = self.pending.counts(batch.req_ids)
-            self._backfill(batch, caught_up_now(counts))
+            self._backfill(batch, backfilled_now(counts))
 
     def _kv_only(self, is_so: bool = True) -> AbstractContextManager[None]:
         return nullcontext() if self.gate is None else self.gate.kv_only(is_so)

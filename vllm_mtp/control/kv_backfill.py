@@ -5,18 +5,18 @@ Scheduler, worker, controller and trace lab all ask, of the same counts.
 
 from collections.abc import Mapping, Sequence
 
-MIN_CATCH_UP_TOKENS = 32
-CATCH_UP_TOKENS_PER_REQUEST = 4
+MIN_BACKFILL_TOKENS = 32
+BACKFILL_TOKENS_PER_REQUEST = 4
 """When drafting resumes a step catches up on so many tokens, and on a single request in
 any case. They pass one layer where the step's own rows pass all."""
 
 
 def _limit(num_requests: int) -> int:
     """Tokens that a step catches up on, unless those of a single request are more."""
-    return max(MIN_CATCH_UP_TOKENS, CATCH_UP_TOKENS_PER_REQUEST * num_requests)
+    return max(MIN_BACKFILL_TOKENS, BACKFILL_TOKENS_PER_REQUEST * num_requests)
 
 
-def caught_up_now(num_unseen: Mapping[str, int]) -> list[str]:
+def backfilled_now(num_unseen: Mapping[str, int]) -> list[str]:
     """Which requests of a step that drafts are caught up before it drafts.
 
     All, if few tokens wait. Otherwise those with the fewest, so that a resume costs no
