@@ -57,6 +57,7 @@ SAYS = {
     "drafting": ["8 requests at a time", "1.18", "accepted by position"],
     "host": ["CPU time of the engine's thread", "schedule"],
     "off": ["K pinned to 0", "0.997", "Greedy texts: the same"],
+    "held-out": ["threshold", "13.5"],
     "replay": ["h200-70b-64-kinds", "Targets"],
     "vocab build": ["1,024 of 16,384 tokens cover 97.09% of the 773,442"],
     "vocabulary": ["Acceptance length, 1024 rows", "after learning: auto / list"],
