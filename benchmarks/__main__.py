@@ -28,7 +28,14 @@ BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
     VocabularyBench,
 )
-app.command()(command_of(RollbackBenchOptions, run_rollback, "rollback"))
+app.command()(
+    command_of(
+        RollbackBenchOptions,
+        run_rollback,
+        "rollback",
+        "interrupted; nothing was written",
+    )
+)
 app.command()(command_of(GridCommand, run_grid_command, "grid", INTERRUPTED))
 for bench in BENCHES:
     app.command()(command_of(bench, run_bench, bench.command))

@@ -24,7 +24,7 @@ from tests.support.watch import scheduler_of
 
 NUM_PROMPTS, NUM_TOKENS = 6, 32
 FIXED = {"method": "mtp_plus", "num_speculative_tokens": 3, "controller": "fixed"}
-OFF_FOR_GOOD = "Drafting is switched off for good"
+OFF_FOR_GOOD = "Drafting is disabled for good"
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_draft_logits_that_are_no_numbers_change_nothing(
         assert greedy(llm, prompts, NUM_TOKENS) == expected
         only_choice = {"temperature": 1.0, "top_k": 1}
         assert sampled_alone(llm, prompts, only_choice) == expected
-        assert num_spoilt[0] > 10
+        assert num_spoilt[0] > 2, "a controller may soon have enough of them"
 
 
 def sampled_alone(llm: Any, prompts: Any, options: dict[str, Any]) -> list[list[int]]:

@@ -17,7 +17,7 @@ from tests.support.families import FAMILIES
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.watch import play_script
-from vllm_mtp.integration.worker.worker import draft_model_gate
+from vllm_mtp.integration.worker import draft_model_gate
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 

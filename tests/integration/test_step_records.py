@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mtp.control.kv_backfill import backfilled_now
+from vllm_mtp.integration.scheduler import step_records
 from vllm_mtp.integration.scheduler.pending_counts import (
     Backfill,
     PendingCounts,
 )
-from vllm_mtp.integration.scheduler.scheduler import step_records
 from vllm_mtp.integration.scheduler.step_records import StepRecords
 from vllm_mtp.records import RequestOutcome, StepOutcome
 

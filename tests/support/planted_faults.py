@@ -194,7 +194,7 @@ def grammars_are_not_rolled_back() -> AbstractContextManager[Any]:
 
 def seeded_requests_are_drafted_for() -> AbstractContextManager[Any]:
     """A seed does not keep a sampled request from being drafted for."""
-    from vllm_mtp.integration.scheduler import controlled_scheduler
+    from vllm_mtp.integration.scheduler import request_traits
 
     def wrong(right: Any, request: Any, max_draft_length: int) -> Any:
         traits = right(request, max_draft_length)
@@ -202,7 +202,7 @@ def seeded_requests_are_drafted_for() -> AbstractContextManager[Any]:
             traits.pinned_draft_length = None
         return traits
 
-    return _around(controlled_scheduler, "RequestTraits", wrong)
+    return _around(request_traits, "RequestTraits", wrong)
 
 
 def sessions_keep_accepted_drafts() -> AbstractContextManager[Any]:

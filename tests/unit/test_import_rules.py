@@ -139,7 +139,15 @@ def test_benchmarks_and_examples_need_no_tests(path: Path) -> None:
     assert not roots & {"tests", "configs"}
 
 
-@pytest.mark.parametrize("path", [*package_files(), *clone_files()], ids=str)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *package_files(),
+        *clone_files(),
+        *sorted(Path(__file__).parents[1].rglob("*.py")),
+    ],
+    ids=str,
+)
 def test_every_module_that_is_imported_exists(path: Path) -> None:
     """Also where an engine or a GPU would be needed to find out."""
     root = PACKAGE.parent
