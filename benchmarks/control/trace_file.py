@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_mtp.config import MAX_DRAFT_LENGTH, ConfigError
-from vllm_mtp.control.tracing import OUTCOME_FIELDS, TRACE_FORMAT, TRACE_VERSION
+from vllm_mtp.integration.observe.tracing import (
+    OUTCOME_FIELDS,
+    TRACE_FORMAT,
+    TRACE_VERSION,
+)
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,

@@ -22,7 +22,7 @@ from benchmarks.grid.cells import (
 from benchmarks.grid.engines import BenchGroup, cut_prompts
 from benchmarks.grid.options import GridOptions
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.control.tracing import check_path
+from vllm_mtp.integration.observe.tracing import check_path
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import START_TIMEOUT_S
 from vllm_mtp.tools.option_checks import resolve_model

@@ -107,7 +107,7 @@ def test_a_spoilt_vocabulary_list(tmp_path: Path, data: st.DataObject) -> None:
 def trace_lines(tmp_path: Path) -> list[Any]:
     """Of a trace that our controller wrote."""
     from vllm_mtp.control.fixed import FixedController
-    from vllm_mtp.control.tracing import TracingController
+    from vllm_mtp.integration.observe.tracing import TracingController
     from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 
     path = tmp_path / "written.jsonl"

@@ -46,12 +46,20 @@ class Controller(Protocol):
         """Learn from a finished step."""
         ...
 
+    def allow_any_mix(self) -> None:
+        """No draft length, nor any mix of them, is dearer than others from now on."""
+        ...
+
 
 class DecidesEveryStep:
-    """Half of a controller that wants to be asked in every step."""
+    """Part of a controller that wants to be asked in every step, and never cares which
+    draft lengths have CUDA graphs."""
 
     def num_undecided_steps(self) -> int:
         return 0
 
     def observe_undecided(self, outcomes: Sequence[StepOutcome]) -> None:
         """It never rests."""
+
+    def allow_any_mix(self) -> None:
+        """It has chosen from all of them anyhow."""

@@ -47,13 +47,13 @@ from vllm_mtp.records import (
 )
 
 SEARCH_PERIOD_S = 0.1
-"""Time between two searches: each takes 0.2 to 1 ms on a slow core."""
+"""Time between two searches, each of which takes 0.2 to 1 ms on a slow core, as long as
+it is between these numbers of steps:"""
+_MIN_SEARCH_STEPS, _MAX_SEARCH_STEPS = EXPLORATION_STEPS + 1, SHADOW_PERIOD_STEPS
 MIN_PLAIN_STEPS = 2
 """Steps without speculation that are run of each kind of batch first, so that what
 drafting costs beside them, and the promise to users, rests on a measurement. Held-out
 worlds, whose cost never jumps between two sizes, neither gain nor lose by it."""
-_MIN_SEARCH_STEPS, _MAX_SEARCH_STEPS = EXPLORATION_STEPS + 1, SHADOW_PERIOD_STEPS
-"""The same in steps, at least and at most."""
 _OFF = Plan(0, 0.0, 1.0, 1.0, 1.0)
 
 
@@ -70,20 +70,15 @@ class GoodputController:
             options: What the engine can do.
         """
         self.max_draft_length = max_draft_length
-        self.options = options or GoodputOptions()
         self.survival = SurvivalModel(max_draft_length)
-        self.cost = CostModel(max_draft_length, self.options.cost_prior)
+        options = options or GoodputOptions()
+        self.cost = CostModel(max_draft_length, options.cost_prior)
         self.cap = ExplorationCap()
         self.plan: Plan | None = None
         """The best one known; exploration aside, what is decided."""
-        self._depths = self.options.depths or tuple(range(max_draft_length + 1))
-        self._can_be_off = 0 in self._depths
-        self._lengths = DraftLengths(self.survival, self._depths)
-        self._search = Search(
-            self.survival, self.cost, self.options, self._depths, self._lengths.bounded
-        )
+        self._set_options(options)
         self._stopping = Stopping(self.survival)
-        self._random = Random(self.options.seed)
+        self._random = Random(options.seed)
         self._hysteresis = Hysteresis()
         self._backlog = Backlog()
         self._found: Found | None = None
@@ -95,8 +90,20 @@ class GoodputController:
         self._may_draft = True
         """Slots for drafts are reserved in this step."""
         self._search_steps = _MIN_SEARCH_STEPS
-        self._steps_since_search = 0
-        self._steps_since_shadow = 0
+        self._steps_since_search = self._steps_since_shadow = 0
+
+    def _set_options(self, options: GoodputOptions) -> None:
+        self.options = options
+        self._depths = options.depths or tuple(range(self.max_draft_length + 1))
+        self._can_be_off = 0 in self._depths
+        self._lengths = DraftLengths(self.survival, self._depths)
+        self._search = Search(
+            self.survival, self.cost, options, self._depths, self._lengths.bounded
+        )
+
+    def allow_any_mix(self) -> None:
+        """Choose from all depths and mixes; the plan in use stays until a search."""
+        self._set_options(self.options._replace(depths=None, max_graph_rows=0))
 
     # -- deciding -----------------------------------------------------------------
 
@@ -162,8 +169,7 @@ class GoodputController:
         return exploration.plan, "explore", verified
 
     @property
-    def _may_stop(self) -> bool:
-        """Whether the worker may end drafts of this batch by a rule."""
+    def _may_stop(self) -> bool:  # the worker, drafts of this batch by a rule
         return self.options.stops_early and len(self._seen) <= MAX_STOPPING
 
     def _until_it_does_not_pay(self, plan: Plan) -> DraftDecision:
@@ -192,11 +198,11 @@ class GoodputController:
 
     def _verified_of_shadow(self) -> Collection[str]:
         """Requests whose shadow draft is verified."""
-        options = self.options
-        is_drawn = options.draws_drafts and not all(r.is_greedy for r in self._seen)
+        options, seen = self.options, self._seen
+        is_drawn = options.draws_drafts and not all(r.is_greedy for r in seen)
         if options.sees_shadow_drafts and not is_drawn:
             return ()
-        return shadow_sample(self._seen, options.may_mix(len(self._seen)))
+        return shadow_sample(seen, options.may_mix(len(seen)))
 
     def _shadow_if_due(self) -> None:
         if self._steps_since_shadow < SHADOW_PERIOD_STEPS or self._found is None:
@@ -211,14 +217,15 @@ class GoodputController:
             self._steps_since_shadow = 0
             self._exploration = Exploration(draft._replace(cut=0.0), 1, is_shadow=True)
 
-    def _explore(self, found: Found) -> None:
+    def _explore(self) -> None:
         """Run what is best in a sample, if it is another depth and the cap allows."""
         assert self._kind is not None
-        now = self._situation
-        off = found.at(0) if self._needs_plain_step else None
-        best = off or self._search.best_in_sample(
-            found, self._seen, self._kind, self._random
-        )
+        assert self._found is not None
+        now, found = self._situation, self._found
+        best = found.at(0) if self._needs_plain_step else None
+        if best is None:
+            draw = found, self._seen, self._kind, self._random
+            best = self._search.best_in_sample(*draw)
         if best.depth != now.plan.depth and self.cap.pay(
             now.price_s(best, SWITCH_STEPS), now.plan.seconds
         ):
@@ -229,16 +236,14 @@ class GoodputController:
     def estimate(self, outcome: StepOutcome) -> StepEstimate | None:
         """What the parts of a finished step took, as far as the cost model knows.
 
-        Returns:
-            None for steps with prefill, and for a batch of another kind than the one
-            that was planned for.
+        None for steps with prefill, and for a batch of another kind than planned for.
         """
         if self._found is None or self.plan is None or self._kind is None:
             return None
-        size = request_bucket(outcome.num_decode_requests), outcome.is_greedy
         if outcome.num_prefill_tokens or not outcome.num_decode_requests:
             return None
-        if size != self._kind[:2]:
+        size = request_bucket(outcome.num_decode_requests)
+        if (size, outcome.is_greedy) != self._kind[:2]:
             return None
         parts = step_parts(outcome, self._found.times, self.max_draft_length)
         return StepEstimate(*parts, self.plan.goodput)
@@ -278,18 +283,15 @@ class GoodputController:
             return
         self.cap.earn(seconds, self.plan.seconds)
         is_due = self._steps_since_search >= self._search_steps
-        if is_due and self._exploration is None:
-            found = self._replan()
-            if found.has_choice:
-                self._explore(found)
+        if is_due and self._exploration is None and self._replan().has_choice:
+            self._explore()
 
     def _enter(self, kind: BatchKind) -> None:
         """Go on for batches of a kind as they were left."""
         self._kind, self._exploration = kind, None
         self.plan = self._plan_of.get(kind, self.plan)
-        found = self._replan()
-        if found.has_choice and self._needs_plain_step:
-            self._explore(found)
+        if self._replan().has_choice and self._needs_plain_step:
+            self._explore()
 
     @property
     def _needs_plain_step(self) -> bool:

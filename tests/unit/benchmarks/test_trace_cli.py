@@ -12,7 +12,7 @@ from benchmarks.control.synthetic_worlds import WORLDS
 from benchmarks.control.trace_bench import targets
 from benchmarks.control.trace_replay import replay
 from vllm_mtp.control.randomized import RandomController
-from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.observe.tracing import TracingController
 
 
 def call(*arguments: str | Path) -> Result:

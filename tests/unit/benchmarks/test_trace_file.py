@@ -9,7 +9,7 @@ import pytest
 from benchmarks.control.trace_file import read_trace
 from vllm_mtp.config import ConfigError
 from vllm_mtp.control.goodput import GoodputController
-from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 
 OUTCOME = StepOutcome(

@@ -20,7 +20,7 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.randomized import RandomController
-from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.records import DraftDecision
 
 K_MAX = 8

@@ -20,7 +20,7 @@ from benchmarks.control.trace_recorded import load_world
 from benchmarks.control.trace_replay import Replay, make_named_controller, replay
 from benchmarks.control.trace_world import ReplayWorld
 from vllm_mtp.control.randomized import RandomController
-from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.observe.tracing import TracingController
 
 NUM_STEPS = 2400
 

@@ -107,6 +107,24 @@ def test_where_steps_are_graphs_requests_have_equally_many_draft_tokens(
     assert 0 in engine.depths(600)
 
 
+def test_where_graphs_turn_out_to_serve_any_mix_all_lengths_are_free() -> None:
+    """It begins with tiers and equal lengths, and keeps what it has learned."""
+    options = GoodputOptions(depths=(0, 1, 8), max_graph_rows=512)
+    controller = GoodputController(K_MAX, options)
+    engine = SmallEngine(
+        controller,
+        [0.95] * 4 + [0.05] * 4,
+        lambda tokens, depth: 0.01 * (1.0 + 0.4 * tokens + 0.1 * depth),
+    ).run(300)
+    before = len(engine.decisions)
+    assert set(engine.depths(0)) <= {0, 1, 8}
+    controller.allow_any_mix()
+    engine.run(300)
+    lengths = [d.num_draft_tokens for d in engine.decisions[before + 100 :]]
+    assert any(len(set(each.values())) > 1 for each in lengths)
+    assert set(engine.depths(before + 100)) - {0, 1, 8}
+
+
 def test_equal_depths_do_not_make_it_thrash() -> None:
     """Each draft token brings exactly what it costs, up to the bound."""
 

@@ -6,12 +6,11 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.control import tracing
 from vllm_mtp.integration.cpu.int8_drafts import check_draft_weights
 from vllm_mtp.integration.cpu.prefiltered_head import check_verify_head
 from vllm_mtp.integration.load import compat
 from vllm_mtp.integration.load.settings import settings_of, trace_path
-from vllm_mtp.integration.observe import response_metrics, stat_logger
+from vllm_mtp.integration.observe import response_metrics, stat_logger, tracing
 from vllm_mtp.integration.scheduler import request_validation
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.

@@ -233,6 +233,8 @@ class ControlledScheduler(Scheduler):
             if not isinstance(output, ReportingOutput):
                 warn_lost(ReportingOutput)
         report = report_of(output)
+        if report.mixes_draft_lengths:
+            self._ask(self.controller.allow_any_mix, None)
         if report.failed_part is not None:
             self._switch.failed(report.failed_part)
         if self.metrics is not None and report.vocabulary is not None:

@@ -7,8 +7,8 @@ from vllm.platforms import current_platform
 from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import common_depth, make_controller
-from vllm_mtp.control.tracing import TracingController
 from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_path
+from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, tests_shadow_drafts
 

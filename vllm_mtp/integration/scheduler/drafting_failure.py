@@ -76,6 +76,9 @@ class SurvivesFailure:
     vllm_config: Any
     pending: Any
     draft_vocab: Any
+    mixes_draft_lengths = False
+    """One full CUDA graph serves whatever mix of draft lengths a step has, where
+    otherwise only equal ones have graphs."""
 
     def take_report(self) -> WorkerReport:
         """What the scheduler does not know yet: a failure, once."""

@@ -99,6 +99,8 @@ class WorkerReport(NamedTuple):
     """Whether drafts that were not verified would have been accepted, by request id."""
     failed_part: str | None = None
     """The part of drafting that has just failed."""
+    mixes_draft_lengths: bool = False
+    """Said once: CUDA graphs serve any mix of draft lengths."""
 
 
 NOTHING = WorkerReport()

@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
+from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
@@ -37,6 +38,7 @@ class _MTPPlusSpeculator(
     """The stages of drafting; `propose` has them in their order."""
 
     can_scrub = True
+    can_mix_draft_lengths = True
     rollback: Rollback
     model_runner: Any
     _step: Any = None
@@ -44,6 +46,45 @@ class _MTPPlusSpeculator(
     _num_rejected: torch.Tensor | None = None
     """``[num_reqs]``, from verification to drafting, in scrub mode."""
     _draft_slots_buffer: torch.Tensor | None = None
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        super().init_cudagraph_manager(cudagraph_mode)
+        self.mixes_draft_lengths = self.can_mix_draft_lengths and may_mix(
+            self.model_runner
+        )
+        if self.mixes_draft_lengths:
+            mix_draft_lengths(
+                self.model_runner.cudagraph_manager,
+                self.prefill_cudagraph_manager,
+                self.decode_cudagraph_manager,
+                self._draft_step,
+            )
+
+    def _draft_step(
+        self,
+        num_reqs: int,
+        num_tokens_padded: int,
+        attn_metadata: dict[str, Any] | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """One of the steps of vLLM's ``_generate_fused_drafts``, in a graph.
+
+        Which one it is the device counts. What the last one prepares for another that
+        does not come nobody reads.
+        """
+        if attn_metadata is not None:
+            self.block_tables.compute_slot_mappings(
+                self.idx_mapping[:num_reqs],
+                self.input_buffers.query_start_loc[: num_reqs + 1],
+                self.input_buffers.positions[:num_reqs],
+                num_tokens_padded,
+            )
+            self._update_draft_decode_metadata(attn_metadata, num_reqs)
+        self.current_draft_step.add_(1)
+        self._generate_draft(
+            num_reqs, num_tokens_padded, attn_metadata, *args, **kwargs
+        )
 
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""
@@ -100,6 +141,8 @@ class _MTPPlusSpeculator(
         # Without a depth it drafts as deep as it can.
         self.drafts_nothing = num_speculative_tokens == 0
         self.begin_drafts()
+        if self.mixes_draft_lengths:
+            self.prefill_cudagraph_manager.expect(input_batch)
         if not self.drafts_nothing:
             self.backfill(input_batch)
         draft_tokens = super().propose(
@@ -209,6 +252,7 @@ class MTPPlusMultiModuleSpeculator(
     """Several MTP layers, run in turn."""
 
     can_scrub = False  # each layer drafts from other positions
+    can_mix_draft_lengths = False
     can_disable = False
     mtp_layers = ()
 

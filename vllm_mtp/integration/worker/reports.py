@@ -12,7 +12,10 @@ class Reports:
 
     def with_report(self, output: Any, drafter: Any) -> Any:
         """A step's output, with the report of a drafter (`take_report`)."""
-        reported = with_report(output, drafter.take_report(), not self._has_reported)
+        report, is_first = drafter.take_report(), not self._has_reported
+        if is_first:
+            report = report._replace(mixes_draft_lengths=drafter.mixes_draft_lengths)
+        reported = with_report(output, report, is_first)
         # It may have had no output to give.
         self._has_reported = self._has_reported or reported is not output
         return reported

@@ -118,6 +118,9 @@ class TracingController(DecidesEveryStep):
     def may_draft(self) -> bool:
         return self.controller.may_draft()
 
+    def allow_any_mix(self) -> None:
+        self.controller.allow_any_mix()
+
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         decision = self.controller.decide(requests)
         if self._file is not None:

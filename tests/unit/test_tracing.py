@@ -15,7 +15,7 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.randomized import RandomController
-from vllm_mtp.control.tracing import TracingController
+from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
 
 K_MAX = 4
