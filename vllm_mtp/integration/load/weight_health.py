@@ -1,10 +1,8 @@
-"""Are the weights of an MTP layer what a loader and a drafter need? Read from files.
+"""Are the numbers of an MTP layer's weights what a drafter needs? Read from files.
 
-An MTP layer that was lost, zeroed, or rounded away in quantization loads and serves:
-the output stays right and next to no draft is accepted. What a file can tell:
+An MTP layer that was zeroed, or rounded away in quantization, loads and serves: the
+output stays right and next to no draft is accepted. What a file can tell:
 
-- *missing*: the decoder layer within it lacks weights that a layer of the trunk has;
-- *wrong shape*: a weight of that decoder layer is shaped unlike the trunk's;
 - *not finite*, *zero*: of the numbers themselves;
 - *rounded away*: a weight of thousands of numbers that are only a few different ones;
 - *unlike the trunk*: typical size 30 times smaller or larger than the same weight of
@@ -16,25 +14,40 @@ have to be tried.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+
+from vllm_mtp.config import ConfigError
 
 MAX_BYTES_PER_TENSOR = 64 * 2**20
 """More of a tensor is not read: rows at even distances stand for it."""
 FEW_VALUES, MANY_NUMBERS = 16, 4096
 USUAL_RATIO = 30.0
-USUAL_SHARE = 0.5
-"""Of a trunk layer's weights that an MTP layer of its kind has, even if damaged."""
 SCALES = re.compile(r"(scale|scales|scale_inv|qzeros|zeros|absmax|quant_state)\b")
 LOW_BITS = frozenset({"I8", "U8", "I32", "F8_E4M3", "F8_E5M2"})
 """Data types that are meant to be scaled."""
 
-_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""By their names in safetensors files."""
 _TRUNK_LAYER = re.compile(r"(.*?\blayers\.)(\d+)\.(.+)")
 
 
@@ -42,9 +55,9 @@ class Problem(NamedTuple):
     """Something wrong with a weight."""
 
     kind: str
-    """Of the list in the module's docstring."""
+    """Of the list in the module's docstring, or of `checkpoint.examine_weights`."""
     weight: str
-    """Its name, or that of what is missing."""
+    """Its name."""
     detail: str
 
 
@@ -52,65 +65,76 @@ class Header(NamedTuple):
     """What a file says of a tensor before it is read."""
 
     dtype: str
+    """As written in the file."""
     shape: tuple[int, ...]
-    file: Path
+    file: Path | None
+    """None where it is not on this machine."""
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """What torch calls it; bytes where torch has no name for it."""
+        return DTYPES.get(self.dtype, torch.uint8)
 
 
-def read_headers(folder: Path) -> dict[str, Header]:
-    """All tensors of a checkpoint folder, by name."""
+def read_headers(files: Iterable[Path]) -> dict[str, Header]:
+    """All tensors of safetensors files, by name.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
     headers = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - no mapping
-                part = tensors.get_slice(name)
-                shape = tuple(part.get_shape())
-                headers[name] = Header(str(part.get_dtype()), shape, file)
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - no mapping
+                    part = tensors.get_slice(name)
+                    shape = tuple(part.get_shape())
+                    headers[name] = Header(str(part.get_dtype()), shape, file)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}.") from None
     return headers
 
 
-def weight_bytes(headers: Mapping[str, Header], mtp_patterns: Sequence[str]) -> int:
-    """Of all weights of the MTP layers, as stored."""
+def weight_bytes(headers: Mapping[str, Header], own: Iterable[str]) -> int:
+    """Of the weights ``own``, as stored."""
     return sum(
-        prod(header.shape) * _BYTES.get(header.dtype, 1)
-        for name, header in headers.items()
-        if any(re.match(pattern, name) for pattern in mtp_patterns)
+        prod(headers[name].shape) * headers[name].torch_dtype.itemsize for name in own
     )
 
 
 def examine(
-    headers: Mapping[str, Header], mtp_patterns: Sequence[str]
+    headers: Mapping[str, Header],
+    own: Collection[str],
+    max_bytes: int = MAX_BYTES_PER_TENSOR,
 ) -> Iterator[Problem]:
-    """Everything that is wrong with the MTP layers of a checkpoint.
+    """Everything that is wrong with the numbers of MTP layers.
 
     Args:
-        headers: Of all its tensors.
-        mtp_patterns: For each MTP layer, what its weights' names begin with (regular
-            expressions).
+        headers: Of all tensors of a checkpoint.
+        own: Names of the MTP layers' weights.
+        max_bytes: Of a tensor that are read, in float32, as long as they look right.
     """
-    for pattern in mtp_patterns:
-        own = [name for name in headers if re.match(pattern, name)]
-        if not own:
-            wanted = pattern.replace("\\", "") + "*"
-            yield Problem("missing", wanted, "none of its weights is there")
+    trunk = _trunk_layer_like(own, headers)
+    yield from _find_lost_scales(own, trunk, headers)
+    for name in own:
+        if headers[name].file is None:
             continue
-        trunk = _trunk_layer_like(own, headers, mtp_patterns)
-        yield from _compare_with_trunk(own, trunk, headers)
-        for name in own:
-            yield from _examine_numbers(name, _same_weight(name, trunk), headers)
+        reference = _same_weight(name, trunk)
+        if any(_examine_numbers(name, reference, headers, max_bytes)):
+            yield from _examine_numbers(name, reference, headers, MAX_BYTES_PER_TENSOR)
 
 
-def _trunk_layer_like(
-    own: Sequence[str], headers: Iterable[str], mtp_patterns: Sequence[str]
-) -> dict[str, str]:
+def _trunk_layer_like(own: Collection[str], headers: Iterable[str]) -> dict[str, str]:
     """Names of the weights of a trunk layer, by what follows its number.
 
     Of the layer that has most of them in common with the MTP layer's: a model may have
     dense layers and others with experts.
     """
+    known = frozenset(own)
     layers: dict[int, dict[str, str]] = {}
     for name in headers:
         found = _TRUNK_LAYER.fullmatch(name)
-        if found and not any(re.match(pattern, name) for pattern in mtp_patterns):
+        if found and name not in known:
             layers.setdefault(int(found[2]), {})[found[3]] = name
     if not layers:
         return {}
@@ -132,38 +156,24 @@ def _same_weight(name: str, trunk: Mapping[str, str]) -> str | None:
     return None
 
 
-def _compare_with_trunk(
-    own: Sequence[str], trunk: Mapping[str, str], headers: Mapping[str, Header]
+def _find_lost_scales(
+    own: Collection[str], trunk: Mapping[str, str], headers: Mapping[str, Header]
 ) -> Iterator[Problem]:
-    known = {_same_weight(name, trunk): name for name in own}
-    known.pop(None, None)
-    if len(known) < USUAL_SHARE * len(trunk):
-        return  # built unlike the trunk
     trunk_has_scales = any(SCALES.search(name) for name in trunk)
-    has_scales = any(SCALES.search(name) for name in own)
-    for suffix, theirs in trunk.items():
-        if theirs in known:
-            ours, shape = known[theirs], headers[theirs].shape
-            if headers[ours].shape != shape:
-                yield Problem(
-                    "wrong shape",
-                    ours,
-                    f"{headers[ours].shape}, in the trunk {shape}",
-                )
-        elif not SCALES.search(suffix) and "." in suffix:
-            yield Problem("missing", f"*.{suffix}", f"the trunk has {theirs}")
-    for ours in own:
-        if headers[ours].dtype in LOW_BITS and trunk_has_scales and not has_scales:
-            detail = f"{headers[ours].dtype} without scales, which the trunk has"
-            yield Problem("lost scales", ours, detail)
+    if not trunk_has_scales or any(SCALES.search(name) for name in own):
+        return
+    for name in own:
+        if headers[name].dtype in LOW_BITS:
+            detail = f"{headers[name].dtype} without scales, which the trunk has"
+            yield Problem("lost scales", name, detail)
 
 
 def _examine_numbers(
-    name: str, reference: str | None, headers: Mapping[str, Header]
+    name: str, reference: str | None, headers: Mapping[str, Header], max_bytes: int
 ) -> Iterator[Problem]:
     if headers[name].dtype in LOW_BITS or headers[name].dtype == "BOOL":
         return  # mean nothing without their scales
-    numbers = _read(name, headers)
+    numbers = _read(name, headers[name], max_bytes)
     if not numbers.numel():
         return
     if not torch.isfinite(numbers).all():
@@ -184,15 +194,14 @@ def _examine_numbers(
             return
     if reference is not None and headers[reference].dtype not in LOW_BITS:
         size = numbers.std().item()
-        usual = _read(reference, headers).std().item()
+        usual = _read(reference, headers[reference], max_bytes).std().item()
         if usual and not 1 / USUAL_RATIO < size / usual < USUAL_RATIO:
             detail = f"typical size {size:.2g}, in the trunk {usual:.2g}"
             yield Problem("unlike the trunk", name, detail)
 
 
-def _read(name: str, headers: Mapping[str, Header]) -> torch.Tensor:
+def _read(name: str, header: Header, max_bytes: int) -> torch.Tensor:
     """``[any]`` float32: the numbers, or of a large tensor rows that stand for them."""
-    header = headers[name]
     with safe_open(header.file, framework="pt") as tensors:
         if not header.shape:
             scalar: torch.Tensor = tensors.get_tensor(name).float().flatten()
@@ -200,7 +209,7 @@ def _read(name: str, headers: Mapping[str, Header]) -> torch.Tensor:
         part = tensors.get_slice(name)
         num_rows = header.shape[0]
         row_bytes = 4 * prod(header.shape[1:])
-        num_read = max(1, min(num_rows, MAX_BYTES_PER_TENSOR // max(row_bytes, 1)))
+        num_read = max(1, min(num_rows, max_bytes // max(row_bytes, 1)))
         if num_read == num_rows:
             whole: torch.Tensor = part[:].float().flatten()
             return whole
