@@ -165,6 +165,8 @@ def examine_weights(
         file = unlisted[name].file if name in unlisted else None
         detail = f"in {file.name}, which {INDEX} does not list" if file else ""
         yield Problem("missing", name, detail)
+    for name in tried.nameless:
+        yield Problem("missing", name, "as vLLM calls it")
     for kind, details in (
         ("wrong shape", tried.wrong_shape),
         ("unknown", tried.unknown),

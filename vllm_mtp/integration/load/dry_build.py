@@ -8,12 +8,13 @@ after they are loaded (`worker/loaded_weights.py`) is left.
 """
 
 import copy
+import logging
 import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,17 +25,15 @@ from vllm.distributed.parallel_state import (
     init_distributed_environment,
     initialize_model_parallel,
 )
-from vllm.logger import init_logger
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from vllm_mtp.integration.load.dry_load import DryLoad, UndecidedError, dry_load
 from vllm_mtp.integration.load.weight_health import Header
 
-# Below "vllm", so that its log settings apply to our lines, too.
-logger = init_logger("vllm.mtp_plus")
-
 TIMEOUT_S = 120.0
+
+Answer = TypeVar("Answer")
 
 
 def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
@@ -47,9 +46,19 @@ def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | 
     Returns:
         Why vLLM could not be asked, where it could not.
     """
+    num_layers = config.model_config.get_total_num_hidden_layers()
+    return in_child(lambda: dry_load(draft_model_on_meta(config), headers, num_layers))
+
+
+def in_child(ask: Callable[[], Answer]) -> Answer | str:
+    """Answer something in a forked child.
+
+    Returns:
+        Why there is no answer, where there is none.
+    """
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=_answer, args=(sender, config, headers), daemon=True)
+    child = fork.Process(target=_send_answer, args=(sender, ask), daemon=True)
     try:
         child.start()
     except (AssertionError, OSError) as error:
@@ -59,36 +68,40 @@ def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | 
     try:
         if not receiver.poll(TIMEOUT_S):
             return f"no answer in {TIMEOUT_S:.0f} s"
-        answer: DryLoad | str = receiver.recv()
+        answer: Answer | str = receiver.recv()
         return answer
     except EOFError:
-        return "the process that should have tried has ended"
+        return "the process that should have answered has ended"
     finally:
         child.kill()
         child.join()
 
 
-def _answer(
-    sender: Connection, config: VllmConfig, headers: Mapping[str, Header]
-) -> None:
-    """In the child. Its log would be the engine's, said twice."""
+def _send_answer(sender: Connection, ask: Callable[[], Any]) -> None:
+    # What vLLM logs here the engine logs, too.
+    logging.disable()
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # threads do not survive a fork
     try:
-        answer = _try_loading(config, headers)
+        answer = ask()
     except Exception as error:
-        sender.send(f"{type(error).__name__}: {error}"[:500])
-    else:
-        sender.send(answer)
+        answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    sender.send(answer)
 
 
-def _try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad:
+def draft_model_on_meta(config: VllmConfig) -> Any:
+    """Build vLLM's draft model, all of it in one place, whoever shares it later.
+
+    To be called in a process that is thrown away.
+
+    Raises:
+        UndecidedError: The process has a distributed environment already.
+    """
     if torch.distributed.is_initialized():
         raise UndecidedError("the process is part of a distributed environment")
     config = copy.copy(config)
-    # All of the model in one place, whoever shares it later.
     config.parallel_config = ParallelConfig()
     speculative = config.speculative_config
     assert speculative is not None
@@ -101,9 +114,7 @@ def _try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad:
             _OnMeta(),
             set_model_tag("eagle_head"),
         ):
-            model = initialize_model(vllm_config=config, model_config=draft)
-    num_layers = config.model_config.get_total_num_hidden_layers()
-    return dry_load(model, headers, num_layers)
+            return initialize_model(vllm_config=config, model_config=draft)
 
 
 class _OnMeta(TorchFunctionMode):

@@ -47,7 +47,9 @@ class DryLoad:
     own: list[str]
     """Names in the checkpoint of the MTP layers' weights."""
     missing: list[str]
-    """In the checkpoint's names; in vLLM's where no other is known."""
+    """In the checkpoint's names."""
+    nameless: list[str]
+    """Missing, too: parameters in vLLM's names, where no other is known."""
     wrong_shape: dict[str, str]
     """Shape and the one wanted, by name in the checkpoint."""
     unknown: dict[str, str]
@@ -169,15 +171,21 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
         if taken[name] < prod(headers[name].shape) and is_plain(model, owner)
     }
     missing = [name for name in found if name not in headers]
-    # An error at the end may be why nothing was written.
-    if at_the_end is None:
-        missing += [
-            name
-            for name in writes.incomplete()
-            if not writes.regions[name] and is_plain(model, name)
-        ]
+    nameless = [
+        name
+        for name in writes.incomplete()
+        if not writes.regions[name] and is_plain(model, name)
+    ]
     own = [name for name in headers if name in sources or name in wrong_shape]
-    return DryLoad(type(model).__name__, own, missing, wrong_shape, unknown)
+    # An error at the end may be why nothing was written.
+    return DryLoad(
+        type(model).__name__,
+        own,
+        missing,
+        nameless if at_the_end is None else [],
+        wrong_shape,
+        unknown,
+    )
 
 
 def _find_names(
