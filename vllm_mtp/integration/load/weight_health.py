@@ -15,9 +15,10 @@ have to be tried.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -113,15 +114,19 @@ def examine(
         headers: Of all tensors of a checkpoint.
         own: Names of the MTP layers' weights.
         max_bytes: Of a tensor that are read, in float32, as long as they look right.
+            With fewer than `MAX_BYTES_PER_TENSOR` sizes are not compared.
     """
     trunk = _trunk_layer_like(own, headers)
     yield from _find_lost_scales(own, trunk, headers)
-    for name in own:
-        if headers[name].file is None:
-            continue
-        reference = _same_weight(name, trunk)
-        if any(_examine_numbers(name, reference, headers, max_bytes)):
-            yield from _examine_numbers(name, reference, headers, MAX_BYTES_PER_TENSOR)
+    is_quick = max_bytes < MAX_BYTES_PER_TENSOR
+    with _Numbers(headers) as numbers:
+        for name in own:
+            if headers[name].file is None:
+                continue
+            if is_quick and not any(_examine_numbers(name, None, numbers, max_bytes)):
+                continue
+            reference = _same_weight(name, trunk)
+            yield from _examine_numbers(name, reference, numbers, MAX_BYTES_PER_TENSOR)
 
 
 def _trunk_layer_like(own: Collection[str], headers: Iterable[str]) -> dict[str, str]:
@@ -169,11 +174,12 @@ def _find_lost_scales(
 
 
 def _examine_numbers(
-    name: str, reference: str | None, headers: Mapping[str, Header], max_bytes: int
+    name: str, reference: str | None, source: "_Numbers", max_bytes: int
 ) -> Iterator[Problem]:
+    headers = source.headers
     if headers[name].dtype in LOW_BITS or headers[name].dtype == "BOOL":
         return  # mean nothing without their scales
-    numbers = _read(name, headers[name], max_bytes)
+    numbers = source.read(name, max_bytes)
     if not numbers.numel():
         return
     if not torch.isfinite(numbers).all():
@@ -194,21 +200,36 @@ def _examine_numbers(
             return
     if reference is not None and headers[reference].dtype not in LOW_BITS:
         size = numbers.std().item()
-        usual = _read(reference, headers[reference], max_bytes).std().item()
+        usual = source.read(reference, max_bytes).std().item()
         if usual and not 1 / USUAL_RATIO < size / usual < USUAL_RATIO:
             detail = f"typical size {size:.2g}, in the trunk {usual:.2g}"
             yield Problem("unlike the trunk", name, detail)
 
 
-def _read(name: str, header: Header, max_bytes: int) -> torch.Tensor:
-    """``[any]`` float32: the numbers, or of a large tensor rows that stand for them."""
-    with safe_open(header.file, framework="pt") as tensors:
-        if not header.shape:
+class _Numbers(ExitStack):
+    """Reads tensors. A file stays open: to open one means to parse all its headers."""
+
+    def __init__(self, headers: Mapping[str, Header]) -> None:
+        super().__init__()
+        self.headers = headers
+        self._files: dict[Path | None, Any] = {}
+
+    def read(self, name: str, max_bytes: int) -> torch.Tensor:
+        """``[any]`` float32: all numbers, or of a large tensor rows at even
+        distances."""
+        file, shape = self.headers[name].file, self.headers[name].shape
+        if file not in self._files:
+            opened = safe_open(file, framework="pt")
+            self._files[file] = self.enter_context(opened)
+        tensors = self._files[file]
+        if not shape:
             scalar: torch.Tensor = tensors.get_tensor(name).float().flatten()
             return scalar
-        part = tensors.get_slice(name)
-        num_rows = header.shape[0]
-        row_bytes = 4 * prod(header.shape[1:])
+        part, num_rows, row_bytes = (
+            tensors.get_slice(name),
+            shape[0],
+            4 * prod(shape[1:]),
+        )
         num_read = max(1, min(num_rows, max_bytes // max(row_bytes, 1)))
         if num_read == num_rows:
             whole: torch.Tensor = part[:].float().flatten()
