@@ -93,5 +93,8 @@ def test_a_damage_is_named(
     damage(tensors)
     save_file(tensors, path)
     found = problems(tmp_path, "mimo", max_bytes)
+    if damage is shrink and max_bytes < MAX_BYTES_PER_TENSOR:
+        assert found == []  # sizes are the doctor's
+        return
     assert [(each.kind, each.weight) for each in found] == [(kind, weight)]
     assert found[0].detail

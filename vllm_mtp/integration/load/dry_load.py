@@ -14,7 +14,7 @@ Weights of embeddings and heads are left out: vLLM shares the target's.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -151,16 +151,12 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
     writes = _Writes(model)
     raised = writes.load((name, _empty(each)) for name, each in headers.items())
     at_the_end = raised.pop("", None)
-    for error in (*raised.values(), at_the_end):
-        if isinstance(error, NotImplementedError) or "meta" in str(error):
-            raise UndecidedError(_line(error))
+    if at_the_end is not None and _wants_numbers(at_the_end):
+        raise UndecidedError(_line(at_the_end))
+    refused = dict(_refused(writes, headers, raised))
     sources, taken = writes.sources(), writes.num_taken()
-    found = _find_names(writes, headers, raised, num_layers)
-    unknown = {n: _line(error) for n, error in raised.items() if n not in found}
-    for name, line in unknown.items():
-        # Refused alone, too? Some loaders raise later than they are given a tensor.
-        if name not in writes.load([(name, _empty(headers[name]))]):
-            raise UndecidedError(line)
+    found = _find_names(writes, headers, refused, num_layers)
+    unknown = {name: line for name, line in refused.items() if name not in found}
     wrong_shape = {
         name: f"{list(headers[name].shape)} instead of {list(shape)}"
         for name, shape in found.items()
@@ -188,21 +184,46 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
     )
 
 
+def _refused(
+    writes: _Writes, headers: Mapping[str, Header], raised: Mapping[str, Exception]
+) -> Iterator[tuple[str, str]]:
+    """Weights that the loader will not have, with its words.
+
+    Raises:
+        UndecidedError: It may have meant another one, or be able to do with numbers.
+    """
+    for name, error in raised.items():
+        # Some loaders keep tensors, and raise only when they are given a later one.
+        if name not in writes.load([(name, _empty(headers[name]))]):
+            raise UndecidedError(_line(error))
+        header = headers[name]
+        zeros = torch.zeros(header.shape, dtype=header.torch_dtype, device="cpu")
+        with_numbers = writes.load([(name, zeros)])
+        if name not in with_numbers:
+            continue
+        if _wants_numbers(with_numbers[name]):
+            raise UndecidedError(_line(error))
+        yield name, _line(error)
+
+
+def _wants_numbers(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or "meta" in str(error).lower()
+
+
 def _find_names(
     writes: _Writes,
     headers: Mapping[str, Header],
-    raised: Iterable[str],
+    refused: Collection[str],
     num_layers: int,
 ) -> dict[str, Shape]:
     """What would be written where nothing was: shapes by name in the checkpoint."""
-    refused = set(raised)
     found: dict[str, Shape] = {}
     unwritten = writes.incomplete()
     for name, shape in _candidates(writes, headers, num_layers):
         if name in found or (name in headers and name not in refused):
             continue
         before = {owner: len(writes.regions[owner]) for owner in unwritten}
-        writes.load([(name, torch.empty(shape, device="meta"))])
+        writes.load([(name, _empty(Header("F32", shape, None)))])
         if any(len(writes.regions[owner]) > n for owner, n in before.items()):
             found[name] = shape
             unwritten = writes.incomplete()
