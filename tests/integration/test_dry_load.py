@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_mtp.integration.load.dry_build import in_child
-from vllm_mtp.integration.load.dry_load import DryLoad, UndecidedError, dry_load
-from vllm_mtp.integration.load.weight_health import Header
+from vllm_mtp.integration.load.child import in_child
+from vllm_mtp.integration.load.dry_load import UndecidedError, dry_load
+from vllm_mtp.integration.load.weight_health import DryLoad, Header
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 WHOLE = {"model.layers.0.q": (2, 4), "model.layers.0.k": (1, 4), "scale": (1,)}

@@ -24,8 +24,9 @@ from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load import checkpoint, dry_build, engine_args
 from vllm_mtp.integration.load.checkpoint import find_headers
+from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.doctor import weight_facts
-from vllm_mtp.integration.load.dry_build import draft_model_on_meta, in_child
+from vllm_mtp.integration.load.dry_build import draft_model_on_meta
 from vllm_mtp.integration.load.dry_load import dry_load
 from vllm_mtp.integration.load.weight_health import Header
 from vllm_mtp.integration.worker.loaded_weights import checked_loading

@@ -7,6 +7,7 @@ has been read. Which weights there must be is asked of vLLM's model (`dry_load.p
 """
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -15,16 +16,12 @@ from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader.utils import get_draft_load_config
-from vllm.model_executor.model_loader.weight_utils import (
-    filter_duplicate_safetensors_files,
-)
 from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.integration.load.dry_build import try_loading
-from vllm_mtp.integration.load.dry_load import DryLoad
+from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.weight_health import (
+    DryLoad,
     Header,
     Problem,
     examine,
@@ -88,8 +85,8 @@ def check_mtp_weights(config: VllmConfig) -> None:
     speculative = config.speculative_config
     assert speculative is not None
     draft = speculative.draft_model_config
-    load_format = str(get_draft_load_config(config).load_format)
-    if load_format not in _READABLE_LOAD_FORMATS:
+    load_config = speculative.draft_load_config or config.load_config
+    if load_config.load_format not in _READABLE_LOAD_FORMATS:
         return
     headers = find_headers(draft.model, draft.revision)
     if not headers:
@@ -109,6 +106,27 @@ def check_mtp_weights(config: VllmConfig) -> None:
     if problems:
         text = "; ".join(describe(problems))
         logger.warning("MTP weights of %s look damaged: %s.", draft.model, text)
+
+
+def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
+    """Ask vLLM's draft model which tensors it takes.
+
+    Args:
+        config: Finished, with a speculative config.
+        headers: Of the draft model's checkpoint.
+
+    Returns:
+        Why vLLM could not be asked, where it could not.
+    """
+    num_layers = config.model_config.get_total_num_hidden_layers()
+
+    def ask() -> DryLoad:
+        from vllm_mtp.integration.load.dry_build import draft_model_on_meta
+        from vllm_mtp.integration.load.dry_load import dry_load
+
+        return dry_load(draft_model_on_meta(config), headers, num_layers)
+
+    return in_child(ask)
 
 
 def find_headers(model: str, revision: str | None) -> dict[str, Header]:
@@ -133,12 +151,17 @@ def find_headers(model: str, revision: str | None) -> dict[str, Header]:
 
 def _listed_files(folder: Path) -> list[Path]:
     """What the index, where there is one, does not list is not loaded by vLLM."""
-    files = sorted(map(str, folder.glob("*.safetensors")))
-    try:
-        listed = filter_duplicate_safetensors_files(files, str(folder), INDEX)
-    except FileNotFoundError as error:
-        raise ConfigError(f"model {str(folder)!r}: {error}.") from None
-    return [Path(file) for file in listed]
+    files = sorted(folder.glob("*.safetensors"))
+    if not (folder / INDEX).is_file():
+        return files
+    weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    listed = {folder / file for file in weight_map.values()}
+    if lost := sorted(file.name for file in listed - {*files}):
+        raise ConfigError(
+            f"model {str(folder)!r}: {INDEX} lists {', '.join(lost)}, which the folder "
+            "does not hold. Use a complete checkpoint."
+        )
+    return [file for file in files if file in listed]
 
 
 def examine_weights(

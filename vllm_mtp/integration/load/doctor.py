@@ -12,7 +12,6 @@ from vllm.platforms import current_platform
 
 from vllm_mtp.config import VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
-from vllm_mtp.integration.load.dry_build import try_loading
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,
@@ -97,7 +96,7 @@ def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
         ).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         return f"vLLM does not serve it on this machine: {_first_line(error)}"
-    tried = try_loading(config, headers)
+    tried = checkpoint.try_loading(config, headers)
     if isinstance(tried, str):
         return f"vLLM's draft model cannot be tried: {tried}"
     problems = list(

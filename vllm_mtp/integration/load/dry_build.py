@@ -1,20 +1,13 @@
 """Builds vLLM's draft model without memory, in a process that is thrown away.
 
 A model takes a distributed environment, registers its layers in the config and leaves
-tensors in caches of vLLM's (those of rotary embeddings): a forked child may do all of
-that, and has vLLM imported already. Where a child cannot (it hangs, or the process has
-a distributed environment of its own) nothing is known, and what checks the weights
-after they are loaded (`worker/loaded_weights.py`) is left.
+tensors in caches of vLLM's (those of rotary embeddings), and to import one may
+initialize CUDA: a forked child (`child.py`) may do all of that.
 """
 
 import copy
-import logging
-import multiprocessing
-import os
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,67 +21,7 @@ from vllm.distributed.parallel_state import (
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from vllm_mtp.integration.load.dry_load import DryLoad, UndecidedError, dry_load
-from vllm_mtp.integration.load.weight_health import Header
-
-TIMEOUT_S = 120.0
-
-Answer = TypeVar("Answer")
-
-
-def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
-    """Ask vLLM's draft model which tensors it takes.
-
-    Args:
-        config: Finished, with a speculative config.
-        headers: Of the draft model's checkpoint.
-
-    Returns:
-        Why vLLM could not be asked, where it could not.
-    """
-    num_layers = config.model_config.get_total_num_hidden_layers()
-    return in_child(lambda: dry_load(draft_model_on_meta(config), headers, num_layers))
-
-
-def in_child(ask: Callable[[], Answer]) -> Answer | str:
-    """Answer something in a forked child.
-
-    Returns:
-        Why there is no answer, where there is none.
-    """
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    child = fork.Process(target=_send_answer, args=(sender, ask), daemon=True)
-    try:
-        child.start()
-    except (AssertionError, OSError) as error:
-        # A daemonic process may have no children.
-        return f"no process can be started: {error}"
-    sender.close()
-    try:
-        if not receiver.poll(TIMEOUT_S):
-            return f"no answer in {TIMEOUT_S:.0f} s"
-        answer: Answer | str = receiver.recv()
-        return answer
-    except EOFError:
-        return "the process that should have answered has ended"
-    finally:
-        child.kill()
-        child.join()
-
-
-def _send_answer(sender: Connection, ask: Callable[[], Any]) -> None:
-    # What vLLM logs here the engine logs, too.
-    logging.disable()
-    silence = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(silence, stream)
-    torch.set_num_threads(1)  # threads do not survive a fork
-    try:
-        answer = ask()
-    except Exception as error:
-        answer = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    sender.send(answer)
+from vllm_mtp.integration.load.dry_load import UndecidedError
 
 
 def draft_model_on_meta(config: VllmConfig) -> Any:

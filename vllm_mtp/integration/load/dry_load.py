@@ -15,7 +15,6 @@ Weights of embeddings and heads are left out: vLLM shares the target's.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -28,7 +27,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from vllm_mtp.integration.load.weight_health import Header
+from vllm_mtp.integration.load.weight_health import DryLoad, Header
 
 _NUMBERED = re.compile(r"(.*?\.)(\d+)\.(.+)")
 _PLAIN = (UnquantizedLinearMethod, UnquantizedFusedMoEMethod)
@@ -36,24 +35,6 @@ _PLAIN = (UnquantizedLinearMethod, UnquantizedFusedMoEMethod)
 Shape = tuple[int, ...]
 Region = tuple[int, Shape, Shape]
 """Of a parameter: offset, sizes and strides, in elements."""
-
-
-@dataclass(frozen=True)
-class DryLoad:
-    """What came of it."""
-
-    model: str
-    """Class of vLLM's draft model."""
-    own: list[str]
-    """Names in the checkpoint of the MTP layers' weights."""
-    missing: list[str]
-    """In the checkpoint's names."""
-    nameless: list[str]
-    """Missing, too: parameters in vLLM's names, where no other is known."""
-    wrong_shape: dict[str, str]
-    """Shape and the one wanted, by name in the checkpoint."""
-    unknown: dict[str, str]
-    """What vLLM says about weights that it has no place for."""
 
 
 class UndecidedError(RuntimeError):

@@ -16,6 +16,7 @@ have to be tried.
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,24 @@ class Header(NamedTuple):
     def torch_dtype(self) -> torch.dtype:
         """What torch calls it; bytes where torch has no name for it."""
         return DTYPES.get(self.dtype, torch.uint8)
+
+
+@dataclass(frozen=True)
+class DryLoad:
+    """What vLLM's draft model takes of a checkpoint (`dry_load.py`)."""
+
+    model: str
+    """Class of vLLM's draft model."""
+    own: list[str]
+    """Names in the checkpoint of the MTP layers' weights."""
+    missing: list[str]
+    """In the checkpoint's names."""
+    nameless: list[str]
+    """Missing, too: parameters in vLLM's names, where no other is known."""
+    wrong_shape: dict[str, str]
+    """Shape and the one wanted, by name in the checkpoint."""
+    unknown: dict[str, str]
+    """What vLLM says about weights that it has no place for."""
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Header]:
