@@ -5,6 +5,7 @@ import sys
 import typer
 
 from benchmarks import cli_report, cli_trace
+from benchmarks.checkouts import CheckoutsBench
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.grid.command import INTERRUPTED, GridCommand, run_grid_command
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
-    VocabularyBench,
+    *(VocabularyBench, CheckoutsBench),
 )
 app.command()(
     command_of(

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.checkouts import CheckoutsBench
 from benchmarks.control import held_out, trace_report
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
@@ -75,6 +76,11 @@ KINDS: Mapping[str, Kind] = {
         "Drafting", _keys("cells", "contenders", *_SIDE_BY_SIDE), DraftingBench.show
     ),
     "off": Kind("Off", _keys("cells", *_SIDE_BY_SIDE), OffBench.show),
+    "checkouts": Kind(
+        "Two checkouts",
+        _keys("axes", "cells", "overall", "options"),
+        CheckoutsBench.show,
+    ),
     "host": Kind("Host time", _keys("cells", "parts", "options"), HostBench.show),
     "held-out": Kind(
         "Controllers in held-out worlds",
