@@ -62,7 +62,8 @@ def test_promised_layers_that_are_missing(tmp_path: Path) -> None:
     code, report = doctor(str(tmp_path))
     assert code == 1
     (problem,) = problems(report)
-    assert "missing: model.mtp_layers.0.* (none of its weights is there)" in problem
+    assert problem.startswith("weights: missing: model.mtp_layers.0.")
+    assert problem.endswith("and 8 more")
 
 
 def zero(tensors: Tensors) -> None:
@@ -114,18 +115,15 @@ def test_a_vllm_that_does_not_fit(
     assert problem.startswith("vLLM: vllm 0.31.0 is too old")
 
 
-def test_an_unknown_family_is_a_note(
+def test_a_family_that_no_test_runs_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm_mtp.integration.load import checkpoint
-
     write_checkpoint(tmp_path, "mimo")
-    monkeypatch.setattr(checkpoint, "_WEIGHT_PATTERNS", {})
     monkeypatch.setattr("vllm_mtp.tools.doctor.TRIED_FAMILIES", frozenset())
     code, report = doctor(str(tmp_path))
     assert code == 0
     notes = [each["text"] for each in report["findings"] if each["level"] == "note"]
-    assert any("MiMoMTPModel is unknown here" in note for note in notes)
+    assert any("MiMoMTPModel is expected to work" in note for note in notes)
 
 
 @pytest.mark.parametrize(

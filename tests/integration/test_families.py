@@ -154,7 +154,7 @@ def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
 def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, mtp_weights="missing")
     with (
-        pytest.raises(ConfigError, match=r"weights of MTP layer 0 .* are missing"),
+        pytest.raises(ConfigError, match=r"files: missing: model"),
         family_engine(model, family, SPECULATIONS["fixed"]),
     ):
         pass

@@ -165,7 +165,7 @@ def test_promised_mtp_layers_whose_weights_are_missing(
     model = write_checkpoint(folder / f"{family}-lost", family, mtp_weights="missing")
     sentence = refusal(model, {})
     assert "promises 1 MTP layer" in sentence
-    assert "missing from its safetensors files" in sentence
+    assert "from its safetensors files: missing: model." in sentence
 
 
 def test_dummy_weights_need_no_checkpoint(folder: Path) -> None:

@@ -74,7 +74,7 @@ def write_checkpoint(
             f"{family.max_mtp_layers}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", family.config_json(num_mtp_layers))
+    write_json(folder / "config.json", family.config_json(num_mtp_layers))
     weights = _draw_weights(family, num_mtp_layers, seed)
     mtp_names = [name for name in weights if family.is_mtp_weight(name)]
     if mtp_weights == "missing":
@@ -82,7 +82,7 @@ def write_checkpoint(
     elif mtp_weights == "shuffled":
         _shuffle(weights, mtp_names, seed)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
@@ -117,12 +117,12 @@ def _shuffle(weights: dict[str, torch.Tensor], names: Iterable[str], seed: int) 
         weights[name] = flat[order].view_as(weights[name])
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -134,5 +134,5 @@ def _write_tokenizer(folder: Path) -> None:
     )
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -17,17 +17,18 @@ from rich.text import Text
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows
+from vllm_mtp.integration.load.checkpoint import describe
 from vllm_mtp.integration.load.doctor import (
     MachineFacts,
     ModelFacts,
     machine_facts,
     model_facts,
+    weight_facts,
 )
 from vllm_mtp.integration.worker.drafting_disabled import MAX_PENDING_BYTES
 from vllm_mtp.tools.doctor_probe import NEXT_TO_NOTHING, ProbeResult, run_probe
 from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
-from vllm_mtp.tools.weight_health import Header, examine, read_headers, weight_bytes
 
 TRIED_FAMILIES = frozenset(
     {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
@@ -110,41 +111,36 @@ def _of_model(name: str) -> Iterator[Finding]:
     text = f"{facts.architecture} with {layers}, drafted by {facts.draft_architecture}"
     yield Finding("ok", "model", text)
     yield _of_family(facts)
-    yield from _of_weights(facts)
+    yield from _of_weights(name, facts)
 
 
 def _of_family(facts: ModelFacts) -> Finding:
     family = facts.draft_architecture
     if family in TRIED_FAMILIES:
         return Finding("ok", "family", f"{family} is run by this package's tests")
-    if facts.mtp_patterns:
-        text = f"{family} is expected to work; no test of this package runs it"
-        return Finding("note", "family", text)
-    text = f"{family} is unknown here: vLLM may be able to draft with it, untried"
+    text = f"{family} is expected to work; no test of this package runs it"
     return Finding("note", "family", text)
 
 
-def _of_weights(facts: ModelFacts) -> Iterator[Finding]:
-    headers = read_headers(facts.folder) if facts.folder is not None else {}
-    if not headers:
-        text = "no safetensors files on this machine, so weights were not looked at"
-        yield Finding("note", "weights", text)
+def _of_weights(name: str, facts: ModelFacts) -> Iterator[Finding]:
+    try:
+        weights = weight_facts(name, facts.num_mtp_layers)
+    except ConfigError as error:
+        yield Finding("problem", "weights", str(error))
         return
-    if not facts.mtp_patterns:
-        text = "it is not known which weights are the MTP layers': not looked at"
-        yield Finding("note", "weights", text)
+    if isinstance(weights, str):
+        yield Finding("note", "weights", f"not looked at: {weights}")
         return
-    problems = list(examine(headers, facts.mtp_patterns))
-    for each in problems:
-        text = f"{each.kind}: {each.weight} ({each.detail})"
+    for text in describe(weights.problems):
         yield Finding("problem", "weights", text)
-    if not problems:
-        yield Finding("ok", "weights", "all there, with numbers like the trunk's")
-    yield _of_memory(facts, headers)
+    if not weights.problems:
+        text = "all that vLLM loads are there, with numbers like the trunk's"
+        yield Finding("ok", "weights", text)
+    yield _of_memory(facts, weights.num_bytes)
 
 
-def _of_memory(facts: ModelFacts, headers: dict[str, Header]) -> Finding:
-    own = weight_bytes(headers, facts.mtp_patterns) / 2**20
+def _of_memory(facts: ModelFacts, mtp_bytes: int) -> Finding:
+    own = mtp_bytes / 2**20
     rows = default_num_rows(facts.vocab_size, 1) or 0
     # Two of them on a CPU: plain, to change single rows, and packed, to multiply by.
     copies = 2 * rows * facts.hidden_size * facts.dtype_bytes / 2**20

@@ -10,8 +10,13 @@ from transformers.utils.hub import cached_file
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
+from vllm_mtp.integration.load.weight_health import (
+    MAX_BYTES_PER_TENSOR,
+    Problem,
+    weight_bytes,
+)
 from vllm_mtp.kernels.dispatch import available
 
 GROUPS = ("core", "v1", "v2", "cpu")
@@ -24,11 +29,6 @@ class ModelFacts:
     architecture: str
     draft_architecture: str
     num_mtp_layers: int
-    mtp_patterns: list[str]
-    """What the names of each MTP layer's weights begin with; empty for families whose
-    names are not known."""
-    folder: Path | None
-    """Where its files are; None if they are not on this machine."""
     num_hidden_layers: int
     hidden_size: int
     vocab_size: int
@@ -47,21 +47,62 @@ def model_facts(model: str) -> ModelFacts:
     try:
         config = EngineArgs(model=model).create_model_config()
     except (ValueError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model: {model!r} cannot be read: {first_line}") from None
+        raise ConfigError(
+            f"model: {model!r} cannot be read: {_first_line(error)}"
+        ) from None
     num_layers = checkpoint.count_mtp_layers(config)
     draft = checkpoint.draft_hf_config(config)
     return ModelFacts(
         architecture=", ".join(config.architectures),
         draft_architecture=draft.architectures[0],
         num_mtp_layers=num_layers,
-        mtp_patterns=checkpoint.weight_patterns(draft),
-        folder=_folder_of(model),
         num_hidden_layers=config.get_total_num_hidden_layers(),
         hidden_size=config.get_hidden_size(),
         vocab_size=config.get_vocab_size(),
         dtype_bytes=torch.empty(0, dtype=config.dtype).itemsize,
     )
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """Of a checkpoint's safetensors files."""
+
+    problems: list[Problem]
+    num_bytes: int
+    """Of the MTP layers, as stored."""
+
+
+def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
+    """Look at a model's weights.
+
+    Args:
+        model: Folder or hub name.
+        num_mtp_layers: That its config promises.
+
+    Returns:
+        Why nothing was looked at, where that is so.
+
+    Raises:
+        ConfigError: A file is missing or cannot be read.
+    """
+    folder = _folder_of(model)
+    headers = checkpoint.find_headers(str(folder), None) if folder else None
+    if folder is None or not headers:
+        return "no safetensors files on this machine"
+    speculative = {"method": VLLM_METHOD, "num_speculative_tokens": num_mtp_layers}
+    try:
+        config = EngineArgs(
+            model=str(folder), speculative_config=speculative
+        ).create_engine_config()
+    except (ValueError, OSError, RuntimeError) as error:
+        return f"vLLM does not serve it on this machine: {_first_line(error)}"
+    tried = checkpoint.try_loading(config, headers)
+    if isinstance(tried, str):
+        return f"vLLM's draft model cannot be tried: {tried}"
+    problems = list(
+        checkpoint.examine_weights(str(folder), tried, headers, MAX_BYTES_PER_TENSOR)
+    )
+    return WeightFacts(problems, weight_bytes(headers, tried.own))
 
 
 def _folder_of(model: str) -> Path | None:
@@ -75,6 +116,10 @@ def _folder_of(model: str) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found).parent
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,6 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
     split = _split(args)
     num_layers = checkpoint.count_mtp_layers(target_model_config)
     draft_length = resolve_draft_length(split.own, num_layers)
-    if "model" not in split.passthrough:
-        checkpoint.check_mtp_weights(target_model_config, str(args.load_format))
     _check_draft_vocab(split.own, target_model_config)
     args.speculative_config = split.vllm_options(draft_length, num_layers)
     args.spec_method = args.spec_model = args.spec_tokens = None
@@ -204,6 +202,7 @@ def _finish(config: VllmConfig) -> None:
         )
     choose_methods(config)
     name_our_classes(config)
+    checkpoint.check_mtp_weights(config)
 
 
 def _refuse_user_classes(args: EngineArgs) -> None:

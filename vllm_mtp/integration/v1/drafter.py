@@ -48,6 +48,7 @@ from vllm_mtp.integration.worker.draft_sampling import (
     tests_shadow_drafts,
     verifies_blocks,
 )
+from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.kernels.reference import PADDING_SLOT
@@ -103,6 +104,10 @@ class _MTPPlusDrafter(
     def mtp_layers(self) -> Collection[str]:
         """Attention layers that only drafting writes; none where the target's are."""
         return () if self.constant_draft_positions else self._draft_attn_layer_names
+
+    def _get_model(self) -> Any:
+        with checked_loading(self.speculative_config.draft_model_config):
+            return super()._get_model()
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)

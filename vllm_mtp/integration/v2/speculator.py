@@ -24,6 +24,7 @@ from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
+from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.records import RejectedSlots
@@ -85,6 +86,10 @@ class _MTPPlusSpeculator(
         self._generate_draft(
             num_reqs, num_tokens_padded, attn_metadata, *args, **kwargs
         )
+
+    def load_draft_model(self, *args: Any, **kwargs: Any) -> Any:
+        with checked_loading(self.draft_model_config):
+            return super().load_draft_model(*args, **kwargs)
 
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""

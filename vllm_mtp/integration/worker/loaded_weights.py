@@ -1,0 +1,80 @@
+"""Are all of the draft model's weights there once vLLM has loaded it?
+
+Before a start only safetensors files can be asked, and of large weights only some rows
+(`load/checkpoint.py`). What holds for every format: parameters are filled with NaN
+before ``load_weights`` and looked at after it, before vLLM rearranges them. Quantized
+layers are left alone: some of their parameters are vLLM's own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.utils import get_model_cls
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.load.dry_load import is_plain, required_parameters
+
+_PART_NUMBERS = 2**24
+"""Of a parameter that are looked at in one go: what it takes in memory."""
+
+
+@contextmanager
+def checked_loading(model_config: Any) -> Iterator[None]:
+    """The draft model is loaded in here, once.
+
+    Args:
+        model_config: Of the draft model.
+
+    Raises:
+        ConfigError: names parameters that nothing was loaded into, or numbers that are
+            not finite.
+    """
+    model_class = get_model_cls(model_config)
+    original = model_class.load_weights
+    is_inherited = "load_weights" not in vars(model_class)
+
+    def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = dict(_fillable(self))
+        for each in parameters.values():
+            each.data.fill_(torch.nan)
+        loaded = original(self, *args, **kwargs)
+        lost = [n for n, each in _fillable(self) if n in parameters and _is_lost(each)]
+        if lost:
+            raise ConfigError(
+                f"model {model_config.model!r}: nothing was loaded into these weights "
+                "of its MTP layers, or numbers that are not finite: "
+                f"{', '.join(lost)}. Use a checkpoint that kept them."
+            )
+        return loaded
+
+    model_class.load_weights = load_weights
+    try:
+        yield
+    finally:
+        if is_inherited:
+            del model_class.load_weights
+        else:
+            model_class.load_weights = original
+
+
+def _fillable(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, each in required_parameters(model):
+        if each.dtype.is_floating_point and not each.is_meta and is_plain(model, name):
+            yield name, each
+
+
+def _is_lost(parameter: torch.Tensor) -> bool:
+    """Whether numbers of the checkpoint are missing or not finite. What vLLM has padded
+    a parameter with becomes zero."""
+    data = parameter.data
+    num_rows = max(1, _PART_NUMBERS * len(data) // data.numel()) if data.dim() else 1
+    parts = data.split(num_rows) if data.dim() else [data]
+    num_lost = sum(int((~torch.isfinite(part)).sum()) for part in parts)
+    expected = getattr(parameter, "weight_loader_numel", data.numel())
+    if num_lost > data.numel() - expected:
+        return True
+    if num_lost:
+        data.nan_to_num_(0.0)
+    return False
