@@ -29,7 +29,7 @@ def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> 
 def test_a_while_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     report = run_soak(
         SoakOptions(
-            minutes=0.75,
+            minutes=0.5,
             num_clients=6,
             # Drafts whatever a crowded machine makes of its worth.
             speculative_config={"method": "mtp_plus", "controller": "random"},
