@@ -4,12 +4,24 @@
 with more of them.
 """
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from rich.console import Console
 
 from benchmarks.http_fuzz.bench import HttpFuzzOptions, run_http_fuzz
 from benchmarks.http_fuzz.soak import SoakOptions, run_soak
+from tests.support.engines import forking_servers
+
+
+@pytest.fixture(autouse=True)
+def environ() -> Iterator[None]:
+    """Servers start sooner."""
+    with mock.patch.dict(os.environ, forking_servers(os.environ)):
+        yield
 
 
 def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.support.engines import forking_servers
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.terminal import hear_ctrl_c
 from vllm_mtp.tools.eval_file import read_eval_file
@@ -139,7 +140,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     log = tmp_path_factory.mktemp("serve") / "server.log"
     running = Server("mtp_plus", command, port, log)
-    with ServerGroup([running], os.environ) as group:
+    with ServerGroup([running], forking_servers(os.environ)) as group:
         group.wait_ready(timeout_s=300, report=lambda line: None)
         yield running
 

@@ -228,3 +228,10 @@ def draft_counts(llm: "LLM") -> DraftCounts:
     values = counters(llm)
     names = ("drafts", "draft_tokens", "accepted_tokens")
     return DraftCounts(*(int(values.get(name, 0)) for name in names))
+
+
+def forking_servers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of servers whose engines need not import vLLM again."""
+    folder = str(Path(__file__).with_name("forking"))
+    paths = filter(None, [folder, environ.get("PYTHONPATH")])
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
