@@ -53,7 +53,8 @@ def answer_all(order: dict[str, Any]) -> None:
     register_reasoning_parser()
     results, plain = [], None
     # Those that differ by their pin alone are one engine.
-    for arguments, alike in groupby(order["engines"], _without_pin):
+    for common, alike in groupby(order["engines"], _without_pin):
+        arguments = dict(common)
         if arguments.pop("async_scheduling", False):
             let_the_cpu_schedule_async()
         with engine(BUNDLED_CHECKPOINT, **(ENGINE | arguments)) as llm:
