@@ -90,9 +90,11 @@ def _options(engine_args: Mapping[str, Any]) -> list[str]:
 
 
 def serve_environ() -> dict[str, str]:
-    """Variables of the servers: real processes, one thread each."""
+    """Variables of the servers: real processes, if not asked for fewer; one thread."""
     return os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": os.environ.get(
+            "VLLM_ENABLE_V1_MULTIPROCESSING", "1"
+        ),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_REGEX_COMPILATION_TIMEOUT_S": "60",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

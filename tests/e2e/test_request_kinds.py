@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fork_server import ForkServer
+from tests.support import engine_jobs
 from tests.support.request_kinds import CHOICES
 
 RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
@@ -43,13 +43,11 @@ def results(
 ) -> dict[str, dict[str, Any]]:
     """What each engine says."""
     folder: Path = tmp_path_factory.mktemp("kinds")
-    server = ForkServer(
-        f"tests.support.engine_jobs:prepare_{runner}",
-        "tests.support.request_kinds:answer_all",
-    )
     result, engines = folder / "result.json", ENGINES[runner]
     order = {"engines": list(engines.values()), "result": str(result)}
-    server.run(order, folder / "log", timeout_s=600)
+    server = {"v1": engine_jobs.V1, "v2": engine_jobs.V2}[runner]
+    obey = "tests.support.request_kinds:answer_all"
+    server.run(obey, order, folder / "log", timeout_s=600)
     return dict(zip(engines, json.loads(result.read_text()), strict=True))
 
 

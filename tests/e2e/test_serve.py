@@ -269,15 +269,13 @@ def test_a_request_may_switch_its_drafts_off_and_a_bad_wish_is_status_400(
 
 
 def test_async_llm_gives_the_targets_tokens(
-    reference: Reference, monkeypatch: pytest.MonkeyPatch
+    reference: Reference,
 ) -> None:
+    """Its engine core is another process, with the worker in it."""
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.inputs import TokensPrompt
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    for name, value in REAL_PROCESSES.items():
-        monkeypatch.setenv(name, value)
 
     async def generate(llm: AsyncLLM, index: int) -> list[int]:
         prompt = TokensPrompt(prompt_token_ids=list(reference.prompts[index]))

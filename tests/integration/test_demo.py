@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.engines import forking_servers
 from tests.support.heldout import BUNDLED_CHECKPOINT
 
 TIMEOUT_S = 600
@@ -39,7 +40,7 @@ def test_the_demo_compares_real_servers_and_leaves_none_behind(tmp_path: Path) -
     with tempfile.TemporaryDirectory() as scratch:
         done = subprocess.run(
             command,
-            env={**os.environ, "TMPDIR": scratch},
+            env=forking_servers(os.environ) | {"TMPDIR": scratch},
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

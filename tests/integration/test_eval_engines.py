@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.support.engines import forking_servers
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.terminal import hear_ctrl_c
 from vllm_mtp.tools.eval_file import read_eval_file
@@ -56,41 +57,11 @@ def test_an_evaluation_counts_every_prompt(base: Path) -> None:
     assert sum(record.accepted[0] for record in file.records) > 400
 
 
-def damaged_checkpoint(folder: Path) -> Path:
-    """The bundled one, with noise in its MTP layer; the target is the same."""
-    folder.mkdir()
-    for file in BUNDLED_CHECKPOINT.iterdir():
-        if file.suffix != ".safetensors":
-            (folder / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(BUNDLED_CHECKPOINT / "model.safetensors")
-    name = "model.mtp_layers.0.input_proj.weight"
-    tensors[name] = tensors[name].roll(3, dims=0)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def test_a_damaged_mtp_layer_is_worse_and_a_healthy_one_is_not(
-    base: Path, tmp_path: Path
-) -> None:
-    again = tmp_path / "again.json"
-    assert vllm_mtp("eval", str(again), *MODEL, *SIZE, *ENGINE).returncode == 0
-    same = vllm_mtp("compare", str(base), str(again))
-    assert same.returncode == 0, same.stdout
-    # A copy of the same name: in CI both commits serve the same model.
-    model = damaged_checkpoint(tmp_path / BUNDLED_CHECKPOINT.name)
-    damaged = tmp_path / "damaged.json"
-    done = vllm_mtp("eval", str(damaged), "--model", str(model), *SIZE, *ENGINE)
-    assert done.returncode == 0, done.stderr
-    worse = vllm_mtp("compare", str(base), str(damaged))
-    assert worse.returncode == 1, worse.stdout + worse.stderr
-    assert "Worse: acceptance length, position 1" in worse.stdout
-
-
-def test_an_interrupted_evaluation_goes_on_and_ends_like_another(
-    base: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "eval.json"
-    partial = tmp_path / "eval.json.partial"
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluation that was interrupted, and then went on to its end."""
+    path = tmp_path_factory.mktemp("continued") / "eval.json"
+    partial = path.with_name("eval.json.partial")
     command = [PROGRAM, "eval", str(path), *MODEL, *SIZE, *ENGINE]
     process = subprocess.Popen(
         command,
@@ -112,9 +83,43 @@ def test_an_interrupted_evaluation_goes_on_and_ends_like_another(
     assert not path.exists()
     assert vllm_mtp(*command[1:]).returncode == 0
     assert not partial.exists()
+    return path
+
+
+def damaged_checkpoint(folder: Path) -> Path:
+    """The bundled one, with noise in its MTP layer; the target is the same."""
+    folder.mkdir()
+    for file in BUNDLED_CHECKPOINT.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(BUNDLED_CHECKPOINT / "model.safetensors")
+    name = "model.mtp_layers.0.input_proj.weight"
+    tensors[name] = tensors[name].roll(3, dims=0)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_damaged_mtp_layer_is_worse_and_a_healthy_one_is_not(
+    base: Path, continued: Path, tmp_path: Path
+) -> None:
+    same = vllm_mtp("compare", str(base), str(continued))
+    assert same.returncode == 0, same.stdout
+    # A copy of the same name: in CI both commits serve the same model.
+    model = damaged_checkpoint(tmp_path / BUNDLED_CHECKPOINT.name)
+    damaged = tmp_path / "damaged.json"
+    done = vllm_mtp("eval", str(damaged), "--model", str(model), *SIZE, *ENGINE)
+    assert done.returncode == 0, done.stderr
+    worse = vllm_mtp("compare", str(base), str(damaged))
+    assert worse.returncode == 1, worse.stdout + worse.stderr
+    assert "Worse: acceptance length, position 1" in worse.stdout
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_like_another(
+    base: Path, continued: Path
+) -> None:
     counts = [
         [(r.id, r.tested, r.accepted) for r in read_eval_file(each).records]
-        for each in (base, path)
+        for each in (base, continued)
     ]
     assert counts[0] == counts[1]
 
@@ -135,7 +140,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ]
     log = tmp_path_factory.mktemp("serve") / "server.log"
     running = Server("mtp_plus", command, port, log)
-    with ServerGroup([running], os.environ) as group:
+    with ServerGroup([running], forking_servers(os.environ)) as group:
         group.wait_ready(timeout_s=300, report=lambda line: None)
         yield running
 

@@ -8,20 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import ForkServer
+from tests.support.engine_jobs import V2
 from tests.support.greedy_comparison import MAX_DRAFTS, NUM_STEPS
 
-_SERVER = ForkServer(
-    "tests.support.engine_jobs:prepare_v2",
-    "tests.support.greedy_comparison:compare_steps",
-)
+OBEY = "tests.support.greedy_comparison:compare_steps"
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_tokens_and_counts_are_those_of_vllm(method: str, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     order = {"seed": 1, "method": method, "result": str(result)}
-    _SERVER.run(order, tmp_path / "log", timeout_s=300)
+    V2.run(OBEY, order, tmp_path / "log", timeout_s=300)
     steps = json.loads(result.read_text())
     assert len(steps) == NUM_STEPS
     for step in steps:

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
 REPOSITORY = Path(__file__).parents[2]
 BENCHMARKS = (sys.executable, "-m", "benchmarks")
 """To be run in `REPOSITORY`."""
@@ -28,3 +30,17 @@ def run_benchmarks(
         timeout=timeout_s,
         **options,
     )
+
+
+def refused(*arguments: str) -> Result:
+    """Of a command line that is refused, which needs no process of its own.
+
+    Args:
+        *arguments: Of the command line.
+    """
+    from benchmarks.__main__ import app
+
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2, result.stderr
+    return result

@@ -6,6 +6,7 @@ has imported it, of which there is one for each model runner: see `fork_server`.
 
 import functools
 import json
+import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -87,10 +88,9 @@ class JobResult:
         object.__setattr__(self, "samples", drawn)
 
 
-_SERVERS = {
-    is_v2: ForkServer(f"{__name__}:{prepare}", f"{__name__}:run_in_fork")
-    for is_v2, prepare in ((False, "prepare_v1"), (True, "prepare_v2"))
-}
+V1 = ForkServer(f"{__name__}:prepare_v1")
+V2 = ForkServer(f"{__name__}:prepare_v2")
+"""Under Triton's interpreter."""
 
 
 def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
@@ -98,7 +98,8 @@ def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         order = {"jobs": asdict(jobs), "result": str(result)}
-        _SERVERS[jobs.v2].run(order, Path(folder) / "log", timeout_s)
+        server, obey = V2 if jobs.v2 else V1, f"{__name__}:run_in_fork"
+        server.run(obey, order, Path(folder) / "log", timeout_s)
         return [JobResult(**entry) for entry in json.loads(result.read_text())]
 
 
@@ -124,6 +125,7 @@ def run_in_fork(order: dict[str, Any]) -> None:
     """Run jobs in this process, which may be changed by them for good."""
     jobs = Jobs(**order["jobs"])
     os.environ.update(jobs.environment)
+    _fork_workers()
     results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
     Path(order["result"]).write_text(json.dumps(results))
 
@@ -174,6 +176,13 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             samples=samples,
             num_failures=failures[0],
         )
+
+
+def _fork_workers() -> None:
+    """Workers that are processes need not import vLLM: this one has."""
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def _break_drafter(jobs: Jobs) -> list[int]:

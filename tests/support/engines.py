@@ -63,8 +63,7 @@ def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
     """
     from vllm import LLM
 
-    freeze_imports()
-    with mock.patch.multiple(gc, freeze=_do_nothing, unfreeze=_do_nothing):
+    with imports_frozen():
         llm = LLM(str(model), **(ENGINE_ARGUMENTS | arguments))
         try:
             yield llm
@@ -74,13 +73,21 @@ def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
             gc.collect()
 
 
+@contextmanager
+def imports_frozen() -> Iterator[None]:
+    """Within: an engine starts and ends, and what importing vLLM left stays frozen.
+
+    Starting and ending an engine collects garbage ten times, 0.6 s each with all of
+    that, and an engine that ends thaws what is frozen: of what it was itself it must.
+    """
+    freeze_imports()
+    with mock.patch.multiple(gc, freeze=_do_nothing, unfreeze=_do_nothing):
+        yield
+
+
 @cache
 def freeze_imports() -> None:
-    """Let the garbage collector pass over what importing vLLM left, once for all.
-
-    Starting and ending an engine collects ten times, 0.6 s each with all of that, and
-    an engine that ends thaws what is frozen: of what it was itself it must.
-    """
+    """Let the garbage collector pass over what importing vLLM left, once for all."""
     import vllm
     import vllm.entrypoints.llm  # noqa: F401
 
@@ -221,3 +228,10 @@ def draft_counts(llm: "LLM") -> DraftCounts:
     values = counters(llm)
     names = ("drafts", "draft_tokens", "accepted_tokens")
     return DraftCounts(*(int(values.get(name, 0)) for name in names))
+
+
+def forking_servers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of servers whose engines need not import vLLM again."""
+    folder = str(Path(__file__).with_name("forking"))
+    paths = filter(None, [folder, environ.get("PYTHONPATH")])
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -3,11 +3,12 @@
 For what takes long to import and what changes its process for good. It is started with
 the first order and ends with the process that gives them.
 
-``python -m tests.support.fork_server PREPARE OBEY`` is such a process; its orders come,
+``python -m tests.support.fork_server PREPARE`` is such a process; its orders come,
 one JSON value a line, through the socket that is its standard input, and the exit
 status of each goes back the same way.
 """
 
+import gc
 import json
 import os
 import signal
@@ -25,21 +26,21 @@ ROOT = Path(__file__).parents[2]
 class ForkServer:
     """Gives orders to such a process."""
 
-    def __init__(self, prepare: str, obey: str) -> None:
+    def __init__(self, prepare: str) -> None:
         """Nothing is started yet.
 
         Args:
             prepare: ``module:function``, called once, without arguments.
-            obey: ``module:function``, called with an order in a process of its own.
         """
-        self._functions = prepare, obey
+        self._prepare = prepare
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def run(self, order: Any, log: Path, timeout_s: float) -> None:
+    def run(self, obey: str, order: Any, log: Path, timeout_s: float) -> None:
         """Have an order obeyed.
 
         Args:
+            obey: ``module:function``, called with the order in a process of its own.
             order: What JSON can hold.
             log: File for what is printed meanwhile.
             timeout_s: Until all of its processes are killed.
@@ -52,7 +53,7 @@ class ForkServer:
             self._start()
         assert self._socket is not None
         self._socket.settimeout(timeout_s)
-        message = {"order": order, "log": str(log)}
+        message = {"obey": obey, "order": order, "log": str(log)}
         try:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
             status = self._socket.recv(16)
@@ -65,7 +66,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *self._functions],
+                [sys.executable, "-m", __name__, self._prepare],
                 stdin=theirs,
                 cwd=ROOT,
                 start_new_session=True,
@@ -77,14 +78,18 @@ class ForkServer:
         self._process.wait()
 
 
-def _serve(prepare: str, obey: str) -> None:
+def _serve(prepare: str) -> None:
+    # Imports leave hardly any garbage, and looking for it takes a fifth of their time.
+    gc.disable()
     _function(prepare)()
     orders = socket.socket(fileno=0)
     for line in orders.makefile():
         message = json.loads(line)
         child = os.fork()
         if not child:
-            os._exit(_obey(_function(obey), message["order"], message["log"]))
+            gc.enable()
+            function = _function(message["obey"])
+            os._exit(_obey(function, message["order"], message["log"]))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         orders.sendall(b"%d\n" % status)
 

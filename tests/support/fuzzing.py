@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from tests.support.engines import imports_frozen
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from vllm_mtp.tools.engine_process import MODULE
 from vllm_mtp.tools.fuzz import (
@@ -38,14 +39,13 @@ class _LocalEngine:
 @contextmanager
 def start_here(name: str, arguments: Mapping[str, Any]) -> Iterator[Engine]:
     """An engine of this process, alone in it; a `Start`."""
-    engine = _LocalEngine(arguments)
-    try:
-        yield engine
-    finally:
-        engine.close()
-        # An engine freezes itself when it has started.
-        gc.unfreeze()
-        gc.collect()
+    with imports_frozen():
+        engine = _LocalEngine(arguments)
+        try:
+            yield engine
+        finally:
+            engine.close()
+            gc.collect()
 
 
 def prepare(num_requests: int, seed: int) -> Prepared:

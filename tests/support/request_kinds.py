@@ -6,6 +6,7 @@ Many kinds in one batch, answered by several engines in one fork.
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,11 @@ def answer_all(order: dict[str, Any]) -> None:
 
     register_reasoning_parser()
     results, plain = [], None
-    for arguments in order["engines"]:
-        arguments = dict(arguments)
+    # Those that differ by their pin alone are one engine.
+    for common, alike in groupby(order["engines"], _without_pin):
+        arguments = dict(common)
         if arguments.pop("async_scheduling", False):
             let_the_cpu_schedule_async()
-        pin = arguments.pop("pin", None)
         with engine(BUNDLED_CHECKPOINT, **(ENGINE | arguments)) as llm:
             plain = plain or _plain_texts(llm)
             kinds = dict(kinds_of(llm.get_tokenizer(), plain))
@@ -64,15 +65,28 @@ def answer_all(order: dict[str, Any]) -> None:
                 del kinds[V2_ALONE]
                 if "speculative_config" not in arguments:
                     answer_as_if_alone(model_runner(llm))
-            answers = _answers(llm, kinds, pin)
-            results.append(
-                {
-                    "answers": answers,
-                    "counters": counters(llm),
-                    "listed_dims": _listed_dims(llm) if is_v2 else None,
-                }
-            )
+            for each in alike:
+                assert llm.reset_prefix_cache()
+                before = _totals(counters(llm))
+                answers = _answers(llm, kinds, each.get("pin"))
+                after = _totals(counters(llm))
+                results.append(
+                    {
+                        "answers": answers,
+                        "counters": {k: after[k] - before.get(k, 0) for k in after},
+                        "listed_dims": _listed_dims(llm) if is_v2 else None,
+                    }
+                )
     Path(order["result"]).write_text(json.dumps(results))
+
+
+def _without_pin(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "pin"}
+
+
+def _totals(counters: dict[str, Any]) -> dict[str, Any]:
+    """Without those of single positions."""
+    return {k: v for k, v in counters.items() if not isinstance(v, list)}
 
 
 def kinds_of(

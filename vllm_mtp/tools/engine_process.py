@@ -35,6 +35,7 @@ NO_SPECULATION = "none"
 
 MODULE = "vllm_mtp.integration.commands.commanded_engine"
 """Has `obey`, the other end of the pipe."""
+NO_COLLECTION = "vllm_mtp.tools.no_collection"
 IMPORTS_LOG = "imports.log"
 """What vLLM prints when it is imported, beside the logs of engines."""
 
@@ -192,7 +193,7 @@ def _start_process(
         context = multiprocessing.get_context("spawn")
     else:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([module])
+        context.set_forkserver_preload([NO_COLLECTION, module])
     ours, theirs = context.Pipe()
     process = context.Process(target=_obey, args=(theirs, log, dict(environ), module))
     with _variables(environ), _output_to(log.parent / IMPORTS_LOG):
@@ -215,6 +216,7 @@ def _obey(
     engine = import_module(module)
     # An engine that starts collects garbage several times: not what the imports left.
     gc.freeze()
+    gc.enable()
     engine.obey(connection)
 
 

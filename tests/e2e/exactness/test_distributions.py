@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.exactness.samples import (
     ALPHA,
     IS_LONG,
+    NUM_PLAIN,
     PLAINLY_SAMPLED,
     p_values,
     sample,
@@ -55,7 +56,7 @@ KINDS = [
 def plain() -> Samples:
     """Of the target alone."""
     with engine(BUNDLED_CHECKPOINT, **SEATS) as llm:
-        return sample(llm)
+        return sample(llm, num_samples=NUM_PLAIN)
 
 
 @pytest.fixture(scope="module")

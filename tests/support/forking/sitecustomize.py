@@ -1,0 +1,18 @@
+"""With this folder on ``PYTHONPATH`` servers fork their engines instead of spawning.
+
+On a CPU vLLM has each of a server's processes import all of it again, ten seconds of a
+core. Python imports a module of this name when it starts. A server that is started as
+everybody's is in ``tests/e2e/test_serve.py``.
+"""
+
+import multiprocessing
+from multiprocessing.context import BaseContext
+
+_get_context = multiprocessing.get_context
+
+
+def _get_forking_context(method: str | None = None) -> BaseContext:
+    return _get_context("fork" if method == "spawn" else method)
+
+
+multiprocessing.get_context = _get_forking_context
