@@ -181,7 +181,7 @@ class CheckoutsBench(Measurement):
                 ratio = _checkout(rounds, AFTER), _checkout(rounds, BEFORE)
                 median = Spread.of_ratio(*ratio).median
                 console.print(f"{cell.name}: {median:.3f}", highlight=False)
-        return self._summarise(played)
+        return self.summarise(played)
 
     def _start(self, group: EngineGroup, logs: Path) -> Prompts:
         size = EngineSize(
@@ -223,7 +223,7 @@ class CheckoutsBench(Measurement):
             rounds.append(play_together(group, in_turn, waves, concurrency))
         return rounds
 
-    def _summarise(self, played: Mapping[str, Rounds]) -> dict[str, Any]:
+    def summarise(self, played: Mapping[str, Rounds]) -> dict[str, Any]:
         """See the top of this file."""
         cells = {name: _summarise_cell(rounds) for name, rounds in played.items()}
         medians = [each["after_over_before"]["median"] for each in cells.values()]
