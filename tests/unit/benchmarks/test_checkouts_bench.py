@@ -9,7 +9,7 @@ from vllm_mtp.config import ConfigError
 
 
 def test_another_folder_is_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"other: .* is not allowed; must be a folder"):
+    with pytest.raises(ConfigError, match="a folder with a checkout"):
         CheckoutsBench(other=tmp_path, output=tmp_path)
 
 
