@@ -143,20 +143,33 @@ def sampled_alone(llm: Any, prompts: Any, options: dict[str, Any]) -> list[list[
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize(
-    ("kind", "rule"), [("random bytes", "fixed"), ("nan", "goodput"), ("huge", "fixed")]
-)
+@pytest.mark.parametrize("kind", ["random bytes", "huge"])
 def test_broken_mtp_weights_change_nothing(
-    reference: Reference, tmp_path: Path, kind: str, rule: str
+    reference: Reference, tmp_path: Path, kind: str
 ) -> None:
+    """Those that are numbers: with others it does not start."""
     prompts, expected = wanted(reference)
     broken = with_broken_mtp_layers(tmp_path / "broken", kind)
-    config = FIXED | {"controller": rule}
-    with engine(broken, speculative_config=config) as llm:
+    with engine(broken, speculative_config=FIXED) as llm:
         assert greedy(llm, prompts, NUM_TOKENS) == expected
         only_choice = {"temperature": 1.0, "top_k": 1}
         assert sampled_alone(llm, prompts, only_choice) == expected
-        assert rule != "fixed" or draft_counts(llm).num_draft_tokens > 0
+        assert draft_counts(llm).num_draft_tokens > 0
+
+
+def test_mtp_weights_that_become_nan_change_nothing(reference: Reference) -> None:
+    prompts, expected = wanted(reference)
+    config = {"method": "mtp_plus", "draft_weights": "same"}
+    with engine(BUNDLED_CHECKPOINT, speculative_config=config) as llm:
+        weights = dict(model_runner(llm).drafter.model.named_parameters())
+        broken = [each for name, each in weights.items() if "mtp" in name]
+        assert len(broken) > 3, sorted(weights)
+        for each in broken:
+            each.data.fill_(torch.nan)
+        assert greedy(llm, prompts, NUM_TOKENS) == expected
+        only_choice = {"temperature": 1.0, "top_k": 1}
+        assert sampled_alone(llm, prompts, only_choice) == expected
+        assert draft_counts(llm).num_draft_tokens > 0
 
 
 def with_broken_mtp_layers(folder: Path, kind: str) -> Path:
@@ -172,13 +185,12 @@ def with_broken_mtp_layers(folder: Path, kind: str) -> Path:
         if "mtp" not in name:
             continue
         num_broken += 1
-        if kind == "nan":
-            tensor.fill_(torch.nan)
-        elif kind == "huge":
+        if kind == "huge":
             tensor.fill_(torch.finfo(tensor.dtype).max)
         else:
             raw = tensor.view(torch.uint8)
             raw.random_(0, 256, generator=generator)
+            tensor.nan_to_num_()
     assert num_broken > 3, sorted(tensors)
     save_file(tensors, str(path), metadata={"format": "pt"})
     return folder
