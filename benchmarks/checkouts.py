@@ -30,7 +30,13 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.grid.cells import Cell, Prompts, make_warm_up_waves, make_waves
+from benchmarks.grid.cells import (
+    Cell,
+    Prompts,
+    make_warm_up_waves,
+    make_waves,
+    plan_cells,
+)
 from benchmarks.grid.engines import cut_prompts, play_together
 from benchmarks.grid.options import WORKLOADS, GridOptions
 from benchmarks.harness import Measurement, Rounds, full_speed, ratio_row, spread_of
@@ -160,12 +166,7 @@ class CheckoutsBench(Measurement):
     @property
     def cells(self) -> list[Cell]:
         """In the order in which they are measured."""
-        return [
-            Cell(workload, concurrency, temperature, "short")
-            for concurrency in self.concurrency
-            for temperature in self.temperatures
-            for workload in self.workloads
-        ]
+        return plan_cells(self.grid)
 
     def measure(self, console: Console) -> dict[str, Any]:
         """Start all engines, play all cells, summarise.
