@@ -73,7 +73,8 @@ class MTPPlusConfig(BaseModel):
             "most likely one. `greedy`: that, too. `probabilistic`: drawn from the "
             "draft distribution, which accepts more and keeps a row of it for each "
             "draft token. `auto`: drawn on Model Runner V1; on V2, which keeps rows of "
-            "all requests that could run, where they take at most 1 % of the memory."
+            "all requests that could run, where they take at most 1 % of the memory: "
+            "0.27 GB for 1024 requests and K = 8."
         ),
     )
     draft_vocab: str = Field(
@@ -264,7 +265,7 @@ class SplitOptions(NamedTuple):
         """
         shared = self.own.model_dump(include=set(SHARED_KEYS))
         if shared["draft_sample_method"] == AUTO:
-            # Drawn drafts are ours on V1; on V2 it is decided when all is known.
+            # Drawn drafts are ours; on V2 it is decided when all is known.
             shared["draft_sample_method"] = "greedy"
         if shared["rejection_sample_method"] == AUTO:
             shared["rejection_sample_method"] = "standard"

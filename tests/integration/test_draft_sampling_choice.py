@@ -37,7 +37,12 @@ def config(
         "use_local_argmax_reduction": False,
     } | own
     reduces = flags.pop("use_local_argmax_reduction")
-    settings = MTPPlusConfig(draft_sample_method=method, rejection_sample_method=test)
+    vocabulary = flags.pop("draft_vocab", "auto")
+    settings = MTPPlusConfig(
+        draft_sample_method=method,
+        rejection_sample_method=test,
+        draft_vocab=vocabulary,
+    )
     speculation = SimpleNamespace(
         draft_sample_method="greedy" if method == "auto" else method,
         rejection_sample_method="standard" if test == "auto" else test,
@@ -51,6 +56,7 @@ def config(
         watermark_config="a key" if watermarks else None,
         num_speculative_tokens=8,
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
         model_config=SimpleNamespace(
             head_dtype=torch.bfloat16, get_vocab_size=lambda: 152_064
         ),
@@ -62,14 +68,20 @@ def config(
     [
         (config(v2=False), 16, True),
         (config(v2=False, use_gemma4_mtp=True), 16, False),
-        (config(v2=True), 80, True),
-        (config(v2=True), 48, False),
-        (config(v2=True, max_num_seqs=1024), 141, False),
+        # vLLM's defaults for 80 GB.
+        (config(v2=True, max_num_seqs=1024), 80, True),
+        (config(v2=True, max_num_seqs=1024), 16, False),
+        (config(v2=True), 16, True),
+        (config(v2=True, draft_vocab="full"), 80, True),
+        (config(v2=True, draft_vocab="full"), 48, False),
+        (config(v2=True, draft_vocab="full", max_num_seqs=1024), 141, False),
         (config(v2=True, use_step3p5_mtp=True), 80, False),
         (config(v2=True, use_local_argmax_reduction=True), 80, False),
         (config("greedy", v2=True), 80, False),
         (config("greedy", v2=False), 80, False),
-        (config("probabilistic", v2=True), 16, True),
+        (config("probabilistic", v2=True, draft_vocab="full"), 16, True),
+        (config("probabilistic", v2=True, watermarks=True), 80, True),
+        (config("probabilistic", v2=True, use_gemma4_mtp=True), 80, True),
     ],
 )
 def test_drafts_are_drawn_where_the_memory_for_it_is_small(
@@ -78,8 +90,16 @@ def test_drafts_are_drawn_where_the_memory_for_it_is_small(
     monkeypatch.setattr(draft_sampling, "_device_bytes", lambda: gib * GIB)
     choose_methods(given)
     assert draws_drafts(given) == is_drawn
-    v2_draws = given.speculative_config.draft_sample_method == "probabilistic"
-    assert v2_draws == (is_drawn and given.use_v2_model_runner)
+    vllm_draws = given.speculative_config.draft_sample_method == "probabilistic"
+    # Else vLLM would keep proposals of its own.
+    is_vllms = bool(given.watermark_config) or given.speculative_config.use_gemma4_mtp()
+    if given.use_v2_model_runner:
+        assert vllm_draws == (is_drawn and is_vllms)
+
+
+def test_proposals_of_vllms_defaults_take_little() -> None:
+    """1024 requests, K = 8, 152k tokens: 2.5 GB over the whole vocabulary."""
+    assert draft_sampling._proposals_bytes(config(v2=True, max_num_seqs=1024)) < GIB / 2
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,17 @@ INTEGERS = {
         "request_stride",
         "num_padded_rows",
         "num_columns",
+        "row_stride",
     },
+    "*fp32": {"temperature", "top_p", "min_p"},
+    "*bf16": {"logits"},
 }
 """Types of arguments; others are ``*i32``, or what a case says."""
 METADATA = {"PADDING": -1, "HAS_DRAFTS": True, "COLUMNS": 8, "ROWS": 1024}
 PAD = {"PADDING": -1, "ROWS": 1024}
 SCRUB = {"COLUMNS": 17, "WORDS": 512}
 ACCEPT = {"NOTHING": -1, "COLUMNS": 8}
+TRUNCATE = {"COLUMNS": 16384, "HALVINGS": 16, "SPAN": 32.0}
 
 pytestmark = pytest.mark.skipif(
     triton_ops.INTERPRETED, reason="this is the process with the interpreter"
@@ -85,6 +89,7 @@ def test_the_kernel_tests_pass_under_the_interpreter() -> None:
             ACCEPT | {"COLUMNS": 1},
             {"sampled_token_ids": "*i64"},
         ),
+        ("truncate_rows", TRUNCATE, {}),
     ],
 )
 def test_a_kernel_compiles_for_a_gpu(kernel, constants, other_types) -> None:

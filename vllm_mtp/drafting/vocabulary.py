@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import torch
 
+from vllm_mtp.config import FULL, MTPPlusConfig
+
 HALF_LIFE_TOKENS = 16384
 """Committed tokens after which a token that did not come again counts half."""
 COVERAGE_HALF_LIFE_TOKENS = 2048
@@ -253,6 +255,25 @@ def default_num_rows(vocab_size: int, num_shards: int) -> int | None:
     """
     num_rows = min(vocab_size // 4, 16384)
     return round_num_rows(num_rows, num_shards) if num_rows >= 1024 else None
+
+
+def choose_num_rows(
+    own: MTPPlusConfig, listed: Sequence[int] | None, vocab_size: int, num_shards: int
+) -> int | None:
+    """Rows of the draft vocabulary of an engine, None where it has none.
+
+    Args:
+        own: What the user asked for.
+        listed: Token ids of the user's list; None without one.
+        vocab_size: Of the target.
+        num_shards: Ranks that share the head.
+    """
+    if own.draft_vocab == FULL:
+        return None
+    wanted = own.draft_vocab_size or (listed and len(listed))
+    if wanted:
+        return round_num_rows(wanted, num_shards)
+    return default_num_rows(vocab_size, num_shards)
 
 
 def round_num_rows(num_rows: int, num_shards: int) -> int:

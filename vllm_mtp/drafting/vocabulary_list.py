@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vllm_mtp.config import ConfigError
+from vllm_mtp.config import ConfigError, MTPPlusConfig
 
 
 class VocabularyList(BaseModel):
@@ -80,6 +80,17 @@ def read_vocabulary_list(path: str | Path) -> VocabularyList:
         f"({reason}): must be 'auto', 'full', or a file that `vllm-mtp vocab build` "
         "wrote."
     )
+
+
+def listed_token_ids(own: MTPPlusConfig) -> tuple[int, ...] | None:
+    """Of the user's list, the most frequent first; None without one.
+
+    Raises:
+        ConfigError: See `read_vocabulary_list`.
+    """
+    if not own.lists_draft_vocab:
+        return None
+    return read_vocabulary_list(own.draft_vocab).token_ids
 
 
 def check_belongs(path: str, vocab_size: int, tokenizer_sha256: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The Triton kernels of `triton_ops`, which launches them.
+"""The Triton kernels that `triton_ops` and `truncation` launch.
 
 Counts stay on the device: a program looks up its own request and returns when it has
 nothing to do, so that launches can be captured into CUDA graphs. Without Triton they
@@ -280,3 +280,55 @@ def accept_greedily(
         tl.where(columns < count, targets, NOTHING),
         mask=columns < num_columns,
     )
+
+
+@_kernel("num_columns")
+def truncate_rows(
+    # [num_rows, num_columns], mutated
+    logits: "torch.Tensor",
+    row_stride: int,
+    num_columns: int,
+    # [num_rows] int64: of each its request, -1 for none
+    idx_mapping: "torch.Tensor",
+    # [max_num_reqs] each
+    temperature: "torch.Tensor",
+    top_k: "torch.Tensor",
+    top_p: "torch.Tensor",
+    min_p: "torch.Tensor",
+    COLUMNS: tl.constexpr,
+    HALVINGS: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> None:
+    """Program ``i`` cuts row ``i``."""
+    row = tl.program_id(0).to(tl.int64)
+    request = tl.load(idx_mapping + row)
+    is_request = request >= 0
+    heat = tl.load(temperature + request, mask=is_request, other=0.0)
+    most = tl.load(top_k + request, mask=is_request, other=num_columns)
+    share = tl.load(top_p + request, mask=is_request, other=1.0)
+    least = tl.load(min_p + request, mask=is_request, other=0.0)
+    cuts = (most < num_columns) | (share < 1.0) | (least > 0.0)
+    if (heat > 0.0) & cuts:
+        columns = tl.arange(0, COLUMNS)
+        places = logits + row * row_stride + columns
+        is_column = columns < num_columns
+        values = tl.load(places, mask=is_column, other=float("-inf")).to(tl.float32)
+        values = (values - tl.max(values, axis=0)) / heat
+        low = tl.maximum(tl.where(least > 0.0, tl.log(least), -SPAN), -SPAN)
+        if most < num_columns:
+            high = low * 0.0
+            for _ in range(HALVINGS):
+                middle = 0.5 * (low + high)
+                is_enough = tl.sum((values >= middle).to(tl.int32), axis=0) >= most
+                low = tl.where(is_enough, middle, low)
+                high = tl.where(is_enough, high, middle)
+        if share < 1.0:
+            weights = tl.where(values >= low, tl.exp(values), 0.0)
+            wanted = share * tl.sum(weights, axis=0)
+            high = low * 0.0
+            for _ in range(HALVINGS):
+                middle = 0.5 * (low + high)
+                held = tl.sum(tl.where(values >= middle, weights, 0.0), axis=0)
+                low = tl.where(held >= wanted, middle, low)
+                high = tl.where(held >= wanted, high, middle)
+        tl.store(places, float("-inf"), mask=is_column & (values < low))

@@ -52,6 +52,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobResult]:
             "controller": controller,
             "rejection_sample_method": test,
             "draft_sample_method": drafts,
+            # A quarter of it, so that proposals have fewer columns.
+            "draft_vocab_size": 128,
         }
         engines[name] = SEATS | {"speculative_config": spec}
     plain = Jobs(

@@ -17,10 +17,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm_mtp.config import FULL
 from vllm_mtp.drafting.vocabulary import (
     DraftVocabulary,
-    default_num_rows,
-    round_num_rows,
+    choose_num_rows,
 )
-from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
+from vllm_mtp.drafting.vocabulary_list import listed_token_ids
 from vllm_mtp.drafting.vocabulary_policy import VocabularyPolicy
 from vllm_mtp.integration.cpu.int8_drafts import drafts_in_int8
 from vllm_mtp.integration.draft_vocab.head import (
@@ -31,6 +30,7 @@ from vllm_mtp.integration.draft_vocab.head import (
 )
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.scheduler.messages import VocabularyState
+from vllm_mtp.integration.worker.draft_sampling import draws_drafts
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
@@ -228,18 +228,19 @@ class VocabularyDrafting:
         """There is a head of which no rows can be taken, or too few."""
         self._is_full, self._policy, self.is_active = True, None, False
 
+    def _has_fixed_columns(self) -> bool:
+        """Whether draft logits have as many columns for good: in CUDA graphs, and
+        where V2 keeps proposals."""
+        is_v2 = self._config.use_v2_model_runner
+        return drafts_in_full_graphs(self._config) or (
+            is_v2 and draws_drafts(self._config)
+        )
+
     def _make_policy(self, head: VocabParallelEmbedding) -> VocabularyPolicy | None:
         """None where the head has too few rows for a draft vocabulary to pay."""
         own, shards = settings_of(self._config), shards_of(head)
-        listed = None
-        if own.lists_draft_vocab:
-            listed = read_vocabulary_list(own.draft_vocab).token_ids
-        wanted = own.draft_vocab_size or (listed and len(listed))
-        num_rows = (
-            round_num_rows(wanted, len(shards))
-            if wanted
-            else default_num_rows(shards[-1].end, len(shards))
-        )
+        listed = listed_token_ids(own)
+        num_rows = choose_num_rows(own, listed, shards[-1].end, len(shards))
         fewest = min(shard.end - shard.first for shard in shards) * len(shards)
         if num_rows is None or num_rows > fewest:
             return None
@@ -251,7 +252,7 @@ class VocabularyDrafting:
         return VocabularyPolicy(
             vocabulary,
             is_fixed=listed is not None,
-            may_switch=not drafts_in_full_graphs(self._config),
+            may_switch=not self._has_fixed_columns(),
             may_resize=own.draft_vocab_size is None
             and not self._config.use_v2_model_runner,
         )

@@ -1,7 +1,8 @@
 """Model Runner V2: drafts from the draft vocabulary.
 
-Where drafts are sampled vLLM's kernels keep, and verify against, logits of the whole
-vocabulary, so there the draft logits are spread out over it at once.
+Where drafts are drawn their proposals are kept with as many columns (`proposals`).
+Where texts are watermarked vLLM keeps them, of the whole vocabulary: there draft logits
+are spread out over it at once.
 """
 
 from typing import Any
@@ -12,6 +13,8 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import WorkerReport
+from vllm_mtp.integration.v2.proposals import Proposals
+from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_proposals
 
 
 class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
@@ -19,18 +22,37 @@ class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
 
     draft_vocab: VocabularyDrafting | None = None
     """None before weights are loaded."""
+    proposals: Proposals | None = None
+    """Where drafts are drawn, once weights are loaded."""
+    model_runner: Any
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
         self.draft_vocab = VocabularyDrafting(self.vllm_config, self.device)
         self.draft_vocab.install(self.model)
+        if draws_drafts(self.vllm_config) and keeps_own_proposals(self.vllm_config):
+            self.proposals = Proposals(
+                (self.max_num_reqs, self.num_speculative_steps),
+                self.vocab_size,
+                self.draft_vocab.vocabulary,
+                self.draft_logits_spec(self.vllm_config)[0],
+                self.device,
+            )
+            self.draft_logits = self.proposals.logits
         if self.draft_vocab.reduces_top_tokens and self.draft_logits is None:
             self.use_local_argmax_reduction = True
 
-    def begin_drafts(self) -> None:
-        """A step drafts: rows of the vocabulary may move now."""
+    def begin_drafts(self, batch: Any) -> None:
+        """A step drafts: rows of the vocabulary may move now.
+
+        Args:
+            batch: vLLM's ``InputBatch``.
+        """
         if self.draft_vocab is not None:
             self.draft_vocab.begin_pass()
+        if self.proposals is not None:
+            states = self.model_runner.sampler.sampling_states
+            self.proposals.begin_pass(states, batch.idx_mapping_np)
 
     def expect(self, scheduler_output: Any) -> None:
         """A step is about to run, some requests of it for the first time."""
@@ -56,6 +78,10 @@ class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
         self, hidden_states: torch.Tensor, spec_step_idx: int
     ) -> torch.Tensor:
         logits = super().compute_draft_logits(hidden_states, spec_step_idx)
+        if self.proposals is not None:
+            requests = self.idx_mapping[: len(logits)]
+            self.proposals.truncate(logits, requests, self.temperature)
+            return logits
         if self.draft_logits is None or self.draft_vocab is None:
             return logits
         return self.draft_vocab.whole_logits(logits, self.vocab_size)
@@ -71,6 +97,7 @@ class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
 
     def sample_draft(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         choices = super().sample_draft(*args, **kwargs)
-        if self.draft_logits is not None or self.draft_vocab is None:
+        is_whole = self.draft_logits is not None and self.proposals is None
+        if is_whole or self.draft_vocab is None:
             return choices
         return self.draft_vocab.to_target(choices)

@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
 )
 
 from vllm_mtp.integration.load.compat import check_attributes
-from vllm_mtp.integration.v2.listed_logprobs import ScoresListedTokens
+from vllm_mtp.integration.v2.rejection_sampler import MTPPlusRejectionSampler
 from vllm_mtp.kernels.dispatch import Backend, choose
 from vllm_mtp.records import GreedyStep
 
@@ -165,7 +165,7 @@ def verifies_tokens_alone(runner: Any) -> bool:
     ranks for another way.
     """
     sampler, rejection = runner.sampler, runner.rejection_sampler
-    is_known = type(rejection) in (RejectionSampler, ScoresListedTokens)
+    is_known = type(rejection) in (RejectionSampler, MTPPlusRejectionSampler)
     if type(sampler) is not Sampler or not is_known:
         return False
     check_attributes(sampler, SAMPLER_ATTRIBUTES)

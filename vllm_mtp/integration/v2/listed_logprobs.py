@@ -15,8 +15,6 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
-from vllm_mtp.integration.load.compat import check_attributes
-
 
 class ScoresListedTokens(RejectionSampler):
     """vLLM's rejection sampler, which also scores the tokens that requests list."""
@@ -71,25 +69,14 @@ class ScoresListedTokens(RejectionSampler):
         )
 
 
-def score_listed_tokens(runner: Any) -> None:
-    """Let a runner answer ``logprob_token_ids`` in every step.
+def leave_lists_out(sampler: Any) -> None:
+    """Ranks that sample a part of the batch each leave the lists out of what they
+    gather, for the same reason: mend it.
 
     Args:
-        runner: vLLM's V2 model runner, whose samplers have just been built.
+        sampler: vLLM's V2 ``Sampler``.
     """
-    theirs, sampler = runner.rejection_sampler, runner.sampler
-    if type(theirs) is not RejectionSampler:
-        return  # none on this rank, or one that the model brings
-    check_attributes(sampler, ("logprob_token_ids_state", "logprobs_mode"))
-    runner.rejection_sampler = ScoresListedTokens(
-        sampler,
-        runner.speculative_config,
-        runner.device,
-        watermark_key=theirs.watermark_key,
-    )
     dims_of = sampler.get_logprobs_dims
-    # Ranks that sample a part of the batch each leave the lists out of what they
-    # gather, for the same reason.
     sampler.get_logprobs_dims = lambda requests, include_token_ids=True: dims_of(
         requests
     )

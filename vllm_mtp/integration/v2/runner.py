@@ -6,7 +6,7 @@ import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
-from vllm_mtp.integration.v2.listed_logprobs import score_listed_tokens
+from vllm_mtp.integration.v2.rejection_sampler import replace_rejection_sampler
 from vllm_mtp.integration.worker.reports import Reports
 
 RUNNER_ATTRIBUTES = (
@@ -40,7 +40,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        score_listed_tokens(self)
+        replace_rejection_sampler(self)
         self._greedy = GreedyVerification(self)
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -47,6 +47,7 @@ class _MTPPlusSpeculator(
     _num_rejected: torch.Tensor | None = None
     """``[num_reqs]``, from verification to drafting, in scrub mode."""
     _draft_slots_buffer: torch.Tensor | None = None
+    proposals: Any = None
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
@@ -110,8 +111,12 @@ class _MTPPlusSpeculator(
     ) -> None:
         """A step has sampled these tokens."""
 
-    def begin_drafts(self) -> None:
-        """A step drafts."""
+    def begin_drafts(self, batch: Any) -> None:
+        """A step drafts.
+
+        Args:
+            batch: vLLM's ``InputBatch``.
+        """
 
     @property
     def mtp_layers(self) -> Collection[str]:
@@ -145,7 +150,7 @@ class _MTPPlusSpeculator(
     ) -> torch.Tensor:
         # Without a depth it drafts as deep as it can.
         self.drafts_nothing = num_speculative_tokens == 0
-        self.begin_drafts()
+        self.begin_drafts(input_batch)
         if self.mixes_draft_lengths:
             self.prefill_cudagraph_manager.expect(input_batch)
         if not self.drafts_nothing:
@@ -164,14 +169,19 @@ class _MTPPlusSpeculator(
         return draft_tokens
 
     def _first_tokens(self, input_batch: Any) -> torch.Tensor:
-        """Token 0 for all drafts that are still owed, certain to be proposed, and so
+        """One token for all drafts that are still owed, certain to be proposed, and so
         accepted as often as the target says it."""
-        if self.draft_logits is not None:
-            rows = input_batch.idx_mapping
-            self.draft_logits[rows] = -torch.inf
-            self.draft_logits[rows, :, 0] = 0.0
+        token_id, requests = 0, input_batch.idx_mapping
+        if self.proposals is not None:
+            token_id = self.proposals.propose_first(
+                requests, input_batch.idx_mapping_np
+            )
+        elif self.draft_logits is not None:
+            self.draft_logits[requests] = -torch.inf
+            self.draft_logits[requests, :, 0] = 0.0
         shape = (input_batch.num_reqs, self.num_speculative_steps)
-        return torch.zeros(shape, dtype=torch.int64, device=self.device)
+        drafts = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return drafts.add_(token_id)
 
     def compute_draft_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         logits: torch.Tensor = super().compute_draft_logits(*args, **kwargs)
