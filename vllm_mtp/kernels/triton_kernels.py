@@ -1,4 +1,4 @@
-"""The Triton kernels that `triton_ops` and `truncation` launch.
+"""The Triton kernels that `triton_ops`, `truncation`, `row_copies` launch.
 
 Counts stay on the device: a program looks up its own request and returns when it has
 nothing to do, so that launches can be captured into CUDA graphs. Without Triton they
@@ -332,3 +332,28 @@ def truncate_rows(
                 low = tl.where(held >= wanted, middle, low)
                 high = tl.where(held >= wanted, high, middle)
         tl.store(places, float("-inf"), mask=is_column & (values < low))
+
+
+@_kernel("row_stride", "num_columns")
+def keep_rows(
+    # [num_rows, num_columns]
+    hidden_states: "torch.Tensor",
+    row_stride: int,
+    # [num_rows] int64
+    positions: "torch.Tensor",
+    # [num_rows, num_columns], mutated
+    kept_hidden_states: "torch.Tensor",
+    # [num_rows] int64, mutated
+    kept_positions: "torch.Tensor",
+    num_columns: int,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Program ``(i, b)`` copies the ``b``-th block of row ``i``."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = block * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < num_columns
+    values = tl.load(hidden_states + row * row_stride + columns, mask=is_column)
+    place = kept_hidden_states + row * num_columns + columns
+    tl.store(place, values, mask=is_column)
+    if block == 0:
+        tl.store(kept_positions + row, tl.load(positions + row))

@@ -4,10 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.blocking_copies import BlockingCopies
+from vllm_mtp.drafting import pending_tokens
 from vllm_mtp.drafting.pending_tokens import PendingRows, PendingTokens
 
 HIDDEN_SIZE = 3
@@ -17,8 +20,8 @@ NAMES = "abcde"
 def store(max_rows: int = 64) -> PendingTokens:
     pending = PendingTokens(max_rows, HIDDEN_SIZE, torch.float32, torch.device("cpu"))
     for poisoned in (
-        pending._hidden_states,
-        pending._positions,
+        pending.hidden_states,
+        pending.positions,
         pending._next_token_ids,
     ):
         poisoned.fill_(-999)
@@ -116,28 +119,87 @@ def test_passes_hold_every_row_once_and_never_too_many(
     assert seen == list(range(total))
 
 
-def test_a_full_store_drops_the_dead_first_then_backfills() -> None:
-    pending, backfilled = store(max_rows=8), []
-
-    def backfill() -> None:
-        backfilled.append(rows_by_request(pending.take("abc"), "abc"))
-
-    add(pending, "ab", [1, 2])
-    pending.make_room(6, "ab", backfill)
-    assert pending.num_rows == 2
-    assert not backfilled
-    add(pending, "abcde", [3, 4, 5, 6, 7])
-    pending.make_room(3, "abc", backfill)
-    assert backfilled == [{"a": [1, 3], "b": [2, 4], "c": [5]}]
-    assert pending.num_rows == 0
+@pytest.fixture
+def worked_off() -> list[dict[str, list[int]]]:
+    """What was backfilled to make room, call by call."""
+    return []
 
 
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending_tokens, "ROWS_WORKED_OFF", 4)
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_a_full_store_drops_the_dead_first_then_backfills_the_oldest(
+    worked_off: list[dict[str, list[int]]],
+) -> None:
+    pending = store(max_rows=8)
+
+    def backfill(rows: np.ndarray) -> None:
+        worked_off.append(rows_by_request(pending.take("abc", None, rows), "abc"))
+
+    for numbers in ([1, 2, 3], [4, 5, 6]):
+        pending.make_room(3, "abd", backfill)
+        add(pending, "abd", numbers)
+    # Two rows are left, and those of a step are not torn: it begins in front.
+    pending.make_room(3, "ab", backfill)
+    assert worked_off == [{"a": [1, 4], "b": [2]}]
+    assert pending.counts("abd") == {"a": 0, "b": 1, "d": 0}
+    add(pending, "abc", [7, 8, 9])
+    taken = rows_by_request(pending.take("abc"), "abc")
+    assert taken == {"a": [7], "b": [5, 8], "c": [9]}
+
+
+@pytest.mark.usefixtures("few_at_once")
+@given(st.lists(batches, min_size=1, max_size=30))
+def test_a_ring_that_is_always_full_keeps_the_newest(history: list[list[str]]) -> None:
+    pending, expected = store(max_rows=12), defaultdict[str, list[int]](list)
+
+    def backfill(rows: np.ndarray) -> None:
+        for name, gone in rows_by_request(
+            pending.take(NAMES, None, rows), NAMES
+        ).items():
+            assert expected[name][: len(gone)] == gone
+            del expected[name][: len(gone)]
+
+    for number, names in enumerate(history):
+        pending.make_room(len(names), NAMES, backfill)
+        numbers = list(range(10 * number, 10 * number + len(names)))
+        add(pending, names, numbers)
+        for name, value in zip(names, numbers, strict=True):
+            expected[name].append(value)
+        assert pending.num_rows == sum(map(len, expected.values())) <= 12
+    left = rows_by_request(pending.take(NAMES), NAMES)
+    assert left == {name: rows for name, rows in expected.items() if rows}
+
+
+@pytest.mark.usefixtures("few_at_once")
 def test_what_cannot_be_backfilled_is_dropped_rather_than_overrun() -> None:
-    pending = store(max_rows=4)
-    add(pending, "abcd", [1, 2, 3, 4])
-    pending.make_room(1, "abcd", lambda: None)
-    assert pending.num_rows == 0
-    assert pending.take("abcd") is None
+    pending = store(max_rows=5)
+    add(pending, "abcde", [1, 2, 3, 4, 5])
+    pending.make_room(1, "abcde", lambda rows: None)
+    assert rows_by_request(pending.take("abcde"), "abcde") == {"e": [5]}
+
+
+def test_nothing_waits_for_a_device() -> None:
+    """A GPU's copies from pageable memory do; the meta device says what would be."""
+    meta = torch.device("meta")
+    pending = PendingTokens(64, HIDDEN_SIZE, torch.float32, meta)
+    waits = BlockingCopies()
+    for _ in range(3):
+        rows = pending.reserve("abc")
+        assert pending.hidden_states[rows].shape == (3, HIDDEN_SIZE)
+    with waits:
+        taken = pending.take("cab", chosen="ac")
+        assert taken is not None
+        for part in taken.passes(4):
+            part.last_rows()
+    assert waits.num_copies == 3
+    assert not waits.found
+    with waits:
+        torch.zeros(3).to(meta)
+    assert waits.found == ["aten._to_copy.default"]
 
 
 def test_some_of_a_batch_are_handed_out_in_its_order() -> None:

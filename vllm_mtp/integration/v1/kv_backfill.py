@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vllm_mtp.control.kv_backfill import backfilled_now
-from vllm_mtp.drafting.pending_tokens import PendingTokens
+from vllm_mtp.drafting.pending_tokens import PendingTokens, Rows
 from vllm_mtp.integration.v1.passes import RunsOtherRows
 from vllm_mtp.integration.worker import drafting_disabled
 
@@ -70,7 +70,7 @@ class BackfillsKV(RunsOtherRows):
         self.pending.make_room(
             metadata.num_reqs,
             self.model_runner.requests.keys(),
-            lambda: self._backfill(metadata, None),
+            lambda rows: self._backfill(metadata, None, rows),
         )
         self.pending.add(
             batch.req_ids,
@@ -86,11 +86,15 @@ class BackfillsKV(RunsOtherRows):
             self._backfill(metadata, backfilled_now(counts))
 
     def _backfill(
-        self, metadata: CommonAttentionMetadata, request_ids: list[str] | None
+        self,
+        metadata: CommonAttentionMetadata,
+        request_ids: list[str] | None,
+        within: Rows | None = None,
     ) -> None:
-        """Of some requests of the batch, or of all."""
+        """Of some requests of the batch or of all, and of some rows or of all."""
         assert self.pending is not None
-        rows = self.pending.take(self.model_runner.input_batch.req_ids, request_ids)
+        batch = self.model_runner.input_batch
+        rows = self.pending.take(batch.req_ids, request_ids, within)
         if rows is None:
             return
         # The rollback has written this step's slots there already.

@@ -3,7 +3,7 @@
 A step without the MTP layers goes like one of a runner without a speculator: what vLLM
 does for one that has nothing to do, and what we kept of the step, took as long as
 drafting one token on an H100 with 1.65B parameters, whose steps wait for the host. What
-is kept now is two copies; the tokens are on the device anyhow.
+is kept now is one copy; the tokens are on the device anyhow.
 
 The backfill fills the speculator's own input buffers and runs its model, without the
 head and without touching what the step's own draft pass has been given. It computes
@@ -23,9 +23,15 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu.spec_decode.utils import get_drafter_hidden_states
 
 from vllm_mtp.control.kv_backfill import backfilled_now
-from vllm_mtp.drafting.pending_tokens import BackfillPass, PendingTokens
+from vllm_mtp.drafting.pending_tokens import (
+    BackfillPass,
+    PendingTokens,
+    Rows,
+    to_device,
+)
 from vllm_mtp.integration.worker import drafting_disabled
 from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
+from vllm_mtp.kernels.row_copies import keep_rows
 
 BACKFILL_ATTRIBUTES = ("hidden_states", "input_buffers", "max_num_tokens")
 
@@ -99,19 +105,25 @@ class BackfillsKV(DraftModelSpeculator):
         self.pending.make_room(
             num_reqs,
             self.model_runner.req_states.req_id_to_index.keys(),
-            lambda: self._backfill(batch, None),
+            lambda rows: self._backfill(batch, None, rows),
         )
-        self.pending.add(
-            batch.req_ids,
-            batch.positions[:num_reqs],
-            None,
-            hidden_states[:num_reqs],
+        rows = self.pending.reserve(batch.req_ids)
+        keep_rows(
+            hidden_states,
+            batch.positions,
+            self.pending.hidden_states[rows],
+            self.pending.positions[rows],
         )
 
-    def _backfill(self, batch: Any, request_ids: list[str] | None) -> None:
-        """Of some requests of the batch, or of all."""
+    def _backfill(
+        self,
+        batch: Any,
+        request_ids: list[str] | None,
+        within: Rows | None = None,
+    ) -> None:
+        """Of some requests of the batch or of all, and of some rows or of all."""
         assert self.pending is not None
-        rows = self.pending.take(batch.req_ids, request_ids)
+        rows = self.pending.take(batch.req_ids, request_ids, within)
         if rows is None:
             return
         for part in rows.passes(self.max_num_tokens):
@@ -119,10 +131,8 @@ class BackfillsKV(DraftModelSpeculator):
 
     def _run_pass(self, part: BackfillPass, batch: Any) -> None:
         num_rows = part.num_rows
-        requests_cpu = torch.from_numpy(part.requests)
-        requests = requests_cpu.to(self.device)
-        starts_cpu = torch.from_numpy(part.query_start_loc)
-        starts = starts_cpu.to(self.device)
+        requests = to_device(part.requests, self.device)
+        starts = to_device(part.query_start_loc, self.device)
         groups = self.block_tables.num_kv_cache_groups
         # Slots and block tables of its own: the step's are in use.
         slots = self.block_tables.compute_slot_mappings(
@@ -138,7 +148,7 @@ class BackfillsKV(DraftModelSpeculator):
             num_reqs=len(part.requests),
             num_tokens=num_rows,
             query_start_loc_gpu=starts,
-            query_start_loc_cpu=starts_cpu,
+            query_start_loc_cpu=torch.from_numpy(part.query_start_loc),
             max_query_len=part.max_query_len,
             seq_lens=lengths.to(torch.int32),
             max_seq_len=self.max_model_len,
@@ -147,7 +157,7 @@ class BackfillsKV(DraftModelSpeculator):
             ],
             slot_mappings=slots,
             kv_cache_config=self.kv_cache_config,
-            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[requests_cpu],
+            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound[part.requests],
             positions=part.positions,
         )
         self.input_buffers.input_ids[:num_rows] = self._tokens_after(part, batch)
@@ -164,7 +174,6 @@ class BackfillsKV(DraftModelSpeculator):
 
     def _tokens_after(self, part: BackfillPass, batch: Any) -> torch.Tensor:
         """``[num_rows]`` int32: what was committed behind the positions of a pass."""
-        requests = torch.from_numpy(part.request_of_row())
-        states = batch.idx_mapping[requests.to(self.device)]
+        states = batch.idx_mapping[to_device(part.request_of_row(), self.device)]
         token_ids: torch.Tensor = self.model_runner.req_states.all_token_ids.gpu
         return token_ids[states, part.positions + 1]

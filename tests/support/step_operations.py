@@ -1,0 +1,110 @@
+"""What Model Runner V2 does in a step: torch's operations and Triton's launches.
+
+Under Triton's interpreter, in a fork. What it says of a GPU is which operations are
+launched, not how long they take.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NUM_TOKENS = 24
+SKIPPED = 8
+"""Steps before any is counted: prompts, and drafting that has not been disabled yet."""
+
+Operations = Counter[str]
+
+
+def count(order: dict[str, Any]) -> None:
+    """Operations of each engine's most frequent kind of step, and their share."""
+    usual = [_usual_step(engine, order) for engine in order["engines"]]
+    Path(order["result"]).write_text(json.dumps(usual))
+
+
+def _usual_step(
+    options: dict[str, Any], order: dict[str, Any]
+) -> tuple[Operations, float]:
+    from vllm import SamplingParams, TokensPrompt
+
+    from tests.support.engine_jobs import let_the_cpu_schedule_async
+    from tests.support.engines import engine
+    from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+
+    let_the_cpu_schedule_async()
+    parameters = SamplingParams(
+        max_tokens=NUM_TOKENS, ignore_eos=True, **order["sampling"]
+    )
+    prompts = [
+        TokensPrompt(prompt_token_ids=list(tokens))
+        for tokens in heldout_prompts(order["num_reqs"], max_tokens=12)
+    ]
+    arguments = {"max_num_seqs": 4, "max_model_len": 64} | options
+    steps: list[Operations] = []
+    with engine(BUNDLED_CHECKPOINT, **arguments) as llm:
+        watch_steps(llm, steps)
+        llm.generate(prompts, parameters, use_tqdm=False)
+    kinds = Counter(tuple(sorted(step.items())) for step in steps[SKIPPED:])
+    ((usual, number),) = kinds.most_common(1)
+    return Counter(dict(usual)), number / kinds.total()
+
+
+def watch_steps(llm: Any, steps: list[Operations]) -> None:
+    """Count the operations of each step of an engine from now on."""
+    from tests.support.engines import model_runner
+
+    runner = model_runner(llm)
+    execute, sample = runner.execute_model, runner.sample_tokens
+
+    def execute_model(*args: Any, **kwargs: Any) -> Any:
+        steps.append(Counter())
+        with counted(steps[-1]):
+            return execute(*args, **kwargs)
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        with counted(steps[-1]):
+            return sample(*args, **kwargs)
+
+    runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
+
+
+@contextmanager
+def counted(into: Operations) -> Iterator[None]:
+    """Count what is launched within; views and what is empty launch nothing."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from triton.runtime.interpreter import GridExecutor
+
+    launch: Callable[..., Any] = GridExecutor.__call__
+
+    class Counting(TorchDispatchMode):
+        is_on = True
+
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = function.overloadpacket._qualified_op_name
+            result = function(*args, **kwargs or {})
+            is_empty = isinstance(result, torch.Tensor) and not result.numel()
+            if self.is_on and not function.is_view and not is_empty:
+                into[name] += 1
+            return result
+
+    counting = Counting()
+
+    def launch_and_count(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        into[executor.fn.__name__] += counting.is_on
+        was_on, counting.is_on = counting.is_on, False
+        try:
+            return launch(executor, *args, **kwargs)
+        finally:
+            counting.is_on = was_on
+
+    GridExecutor.__call__ = launch_and_count
+    try:
+        with counting:
+            yield
+    finally:
+        GridExecutor.__call__ = launch
