@@ -63,7 +63,9 @@ class MTPPlusConfig(BaseModel):
         description=(
             "Upper bound on the draft length K of a request in one step. Unset: "
             f"{DEFAULT_DRAFT_LENGTH} ({DEFAULT_FIXED_DRAFT_LENGTH} with the `fixed` "
-            "controller), or the next multiple of the model's number of MTP layers."
+            "controller, for hybrid models and for DeepSeek-V3.2 on Hopper), or the "
+            "next multiple of the model's number of MTP layers. With data parallelism "
+            f"at most {DEFAULT_FIXED_DRAFT_LENGTH}."
         ),
     )
     draft_sample_method: Literal["auto", "greedy", "probabilistic"] = Field(
@@ -387,8 +389,14 @@ def _unknown_key_message(key: str, vllm_keys: Collection[str]) -> str:
     )
 
 
-def resolve_draft_length(own: MTPPlusConfig, num_mtp_layers: int) -> int:
-    """The upper bound on K for a model.
+def resolve_draft_length(
+    own: MTPPlusConfig,
+    num_mtp_layers: int,
+    *,
+    is_small: bool = False,
+    is_common: bool = False,
+) -> int:
+    """The upper bound on K for a model, which vLLM takes memory and makes graphs for.
 
     vLLM runs several MTP layers in turn, so a draft length above their number must be
     a multiple of it.
@@ -396,20 +404,36 @@ def resolve_draft_length(own: MTPPlusConfig, num_mtp_layers: int) -> int:
     Args:
         own: our options.
         num_mtp_layers: MTP layers of the checkpoint, >= 1.
+        is_small: A large bound costs this model or device more than it brings.
+        is_common: Ranks must draft equally deep, idle ones too, which vLLM has draft as
+            deep as they can: the bound is then what is drafted.
 
     Raises:
         ConfigError: the user's value is not a multiple of ``num_mtp_layers``.
     """
     asked = own.num_speculative_tokens
+    is_fixed = own.controller == "fixed"
     if asked is None:
-        is_fixed = own.controller == "fixed"
-        default = DEFAULT_FIXED_DRAFT_LENGTH if is_fixed else DEFAULT_DRAFT_LENGTH
+        default = DEFAULT_DRAFT_LENGTH
+        if is_fixed or is_small or is_common:
+            default = DEFAULT_FIXED_DRAFT_LENGTH
+        if is_common:
+            return _whole_rounds(default, num_mtp_layers)
         multiple = -(-default // num_mtp_layers) * num_mtp_layers
         return min(multiple, MAX_DRAFT_LENGTH)
-    if asked > num_mtp_layers and asked % num_mtp_layers:
+    if asked != _whole_rounds(asked, num_mtp_layers):
         raise ConfigError(
             f"speculative_config.num_speculative_tokens={asked} is not allowed: must "
             f"be at most {num_mtp_layers} or a multiple of {num_mtp_layers}, the "
             "model's number of MTP layers."
         )
+    if is_common and not is_fixed:
+        return _whole_rounds(min(asked, DEFAULT_FIXED_DRAFT_LENGTH), num_mtp_layers)
     return asked
+
+
+def _whole_rounds(draft_length: int, num_mtp_layers: int) -> int:
+    """As long at most, without a part of a round of all MTP layers after another."""
+    if draft_length <= num_mtp_layers:
+        return draft_length
+    return draft_length - draft_length % num_mtp_layers

@@ -1,6 +1,7 @@
 """The options: what is accepted, what is refused, and in which words."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,6 +127,29 @@ def test_the_default_draft_length_suits_any_number_of_mtp_layers(
 def test_the_default_bound_of_a_one_layer_model_leaves_room_to_choose() -> None:
     assert resolve_draft_length(MTPPlusConfig(), 1) == 8
     assert resolve_draft_length(MTPPlusConfig(controller="fixed"), 1) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "layers", "is_small", "is_common", "expected"),
+    [
+        ({}, 1, True, False, 3),
+        ({"num_speculative_tokens": 8}, 1, True, False, 8),
+        # Idle ranks draft as deep as they can, so no rank can more than is drafted.
+        ({}, 1, False, True, 3),
+        ({"num_speculative_tokens": 8}, 1, False, True, 3),
+        ({"num_speculative_tokens": 2}, 1, False, True, 2),
+        ({"num_speculative_tokens": 6}, 2, False, True, 2),
+        ({}, 4, False, True, 3),
+        ({"num_speculative_tokens": 5, "controller": "fixed"}, 1, False, True, 5),
+    ],
+)
+def test_the_bound_fits_model_and_ranks(
+    given: dict[str, Any], layers: int, is_small: bool, is_common: bool, expected: int
+) -> None:
+    found = resolve_draft_length(
+        MTPPlusConfig(**given), layers, is_small=is_small, is_common=is_common
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("max_num_seqs", [8, 9, 32, 100, 256, 1024])

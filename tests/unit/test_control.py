@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_mtp.config import MTPPlusConfig
-from vllm_mtp.control.factory import common_depth, make_controller
+from vllm_mtp.control.factory import make_controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.randomized import RandomController
@@ -84,9 +84,8 @@ def test_a_cpu_begins_with_beliefs_of_its_own() -> None:
 def test_ranks_with_a_common_depth_never_leave_it_but_verify_what_pays(
     acceptance: float,
 ) -> None:
-    (depth,) = common_depth(8)
-    assert depth == 3
-    controller = make_controller(MTPPlusConfig(), 8, depths=(depth,))
+    depth = 3
+    controller = make_controller(MTPPlusConfig(), depth, depths=(depth,))
     assert controller.decide([]).draft_depth == depth
     lengths = {r.request_id: 0 for r in REQUESTS}
     for _ in range(200):

@@ -1,6 +1,6 @@
 """From the options to a controller: asked once, when the scheduler starts."""
 
-from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, MTPPlusConfig
+from vllm_mtp.config import MTPPlusConfig
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.fixed import FixedController
 from vllm_mtp.control.goodput import GoodputController
@@ -55,11 +55,3 @@ def make_controller(
             cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
         ),
     )
-
-
-def common_depth(max_draft_length: int) -> tuple[int, ...]:
-    """The only depth of ranks that must draft equally deep, whatever each has seen.
-
-    They agree by never choosing; each still verifies only the drafts that pay.
-    """
-    return (min(max_draft_length, DEFAULT_FIXED_DRAFT_LENGTH),)

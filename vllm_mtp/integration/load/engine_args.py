@@ -16,8 +16,10 @@ from typing import Any
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.utils.deep_gemm import native_next_n_supported
 
 from vllm_mtp.config import (
+    DEFAULT_DRAFT_LENGTH,
     METHOD,
     ConfigError,
     MTPPlusConfig,
@@ -153,7 +155,12 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
     """Replace our options in ``args`` by vLLM's ``mtp``, once the model is known."""
     split = _split(args)
     num_layers = checkpoint.count_mtp_layers(target_model_config)
-    draft_length = resolve_draft_length(split.own, num_layers)
+    draft_length = resolve_draft_length(
+        split.own,
+        num_layers,
+        is_small=_drafts_briefly(target_model_config),
+        is_common=args.data_parallel_size > 1,
+    )
     _check_draft_vocab(split.own, target_model_config)
     args.speculative_config = split.vllm_options(draft_length, num_layers)
     args.spec_method = args.spec_model = args.spec_tokens = None
@@ -161,6 +168,20 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
         **args.additional_config,
         SETTINGS_KEY: split.own.model_dump(mode="json"),
     }
+
+
+def _drafts_briefly(model_config: Any) -> bool:
+    """Whether a large K_max costs more than it brings.
+
+    A hybrid model keeps 1 + K_max recurrent states for each request, so fewer requests
+    fit. And where the kernel of a sparse indexer (DeepSeek-V3.2) does not take as many
+    rows of a request, every step goes a slower way, at K = 0 too.
+    """
+    has_indexer = hasattr(model_config.hf_text_config, "index_topk")
+    return bool(
+        model_config.is_hybrid
+        or (has_indexer and not native_next_n_supported(1 + DEFAULT_DRAFT_LENGTH))
+    )
 
 
 def _report_per_request(args: EngineArgs) -> None:

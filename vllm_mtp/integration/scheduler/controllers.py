@@ -6,7 +6,7 @@ from vllm.platforms import current_platform
 
 from vllm_mtp.config import graph_tiers
 from vllm_mtp.control.controller import Controller
-from vllm_mtp.control.factory import common_depth, make_controller
+from vllm_mtp.control.factory import make_controller
 from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_path
 from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
@@ -39,10 +39,14 @@ def controller_of(vllm_config: Any, sees_shadow_drafts: bool) -> Controller:
 
 
 def allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
-    """Depths that ranks agree on, or that have CUDA graphs; None for all."""
+    """Depths that a step may have; None for all.
+
+    Ranks of a data-parallel engine agree by never choosing, each still verifies only
+    the drafts that pay. Elsewhere those that have CUDA graphs.
+    """
     bound = vllm_config.num_speculative_tokens
     if vllm_config.parallel_config.data_parallel_size > 1:
-        return common_depth(bound)
+        return (bound,)
     return graph_tiers(bound) if _has_full_graphs(vllm_config) else None
 
 
