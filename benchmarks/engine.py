@@ -3,7 +3,7 @@
 Further commands::
 
     {"command": "begin", "waves": [[{"prompt": [ids], "sampling": {...}}, ...], ...],
-     "concurrency": 4, "timed": "host", "cached": [[ids], ...]}
+     "concurrency": 4, "timed": "parts", "cached": [[ids], ...]}
     {"command": "step", "seconds": 0.08, "core": 1}         until is_done, then
     {"command": "result"}
     {"command": "round", "waves": ..., "concurrency": 4}    begin, all steps, result
@@ -12,11 +12,9 @@ Further commands::
 import gc
 import os
 import resource
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,14 +22,11 @@ import torch
 from vllm.platforms import current_platform
 
 from benchmarks.engine_round import Round
-from benchmarks.step_split import Parts, timed_parts, wrapping
+from benchmarks.step_split import timed_parts
 from vllm_mtp.integration.commands import commanded_engine
 from vllm_mtp.integration.commands.commanded_engine import CommandedEngine
 from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
 from vllm_mtp.integration.observe.step_metrics import StepMetrics
-
-SCHEDULE, UPDATE, WORKER = "schedule", "update", "worker"
-HOST_PARTS = (SCHEDULE, UPDATE, WORKER)
 
 
 class BenchEngine(CommandedEngine):
@@ -64,8 +59,7 @@ class BenchEngine(CommandedEngine):
                 ``SamplingParams``, and an ``allowed_range``, first and last token id).
             concurrency: Requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
-            timed: ``parts`` of a step, or ``host``, the CPU time of the thread that
-                does it all: also time those, which costs a little.
+            timed: ``parts`` of a step: also time those, which costs a little.
             cached: Beginnings of prompts, of whole blocks, that are all there will be
                 in the prefix cache; None: it is left as it is.
         """
@@ -78,9 +72,6 @@ class BenchEngine(CommandedEngine):
         if timed == "parts":
             parts = timed_parts(self._runner, self._counters())
             self._round.parts = self._timers.enter_context(parts)
-        elif timed == "host":
-            core = self.engine.engine_core.engine_core
-            self._round.parts = self._timers.enter_context(timed_host(core))
         return {}
 
     def step(self, seconds: float = 0.0, core: int | None = None) -> dict[str, Any]:
@@ -187,40 +178,6 @@ def _allowed_token_ids(first: int, last: int, is_v2: bool) -> list[int]:
     from vllm.v1.worker.gpu.sample.logit_bias import MAX_NUM_ALLOWED_TOKEN_IDS
 
     return token_ids[:MAX_NUM_ALLOWED_TOKEN_IDS]
-
-
-@contextmanager
-def timed_host(core: Any) -> Iterator[Parts]:
-    """Sum the CPU time of the thread that schedules, learns and feeds the device.
-
-    Args:
-        core: vLLM's ``EngineCore``, its worker in the same process. On a CPU the
-            worker's part is the model's arithmetic.
-
-    Yields:
-        Seconds by `HOST_PARTS`. Nothing waits for a device.
-    """
-    parts = Parts(dict.fromkeys(HOST_PARTS, 0.0))
-    with wrapping(partial(_timed_on_the_cpu, parts=parts)) as wrap:
-        wrap(core.scheduler, "schedule", SCHEDULE)
-        wrap(core.scheduler, "update_from_output", UPDATE)
-        wrap(core.model_executor, "execute_model", WORKER)
-        wrap(core.model_executor, "sample_tokens", WORKER)
-        yield parts
-
-
-def _timed_on_the_cpu(
-    method: Callable[..., Any], parts: Parts, part: str
-) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.thread_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            if parts.is_counting:
-                parts.seconds[part] += time.thread_time() - start
-
-    return timed
 
 
 def obey(connection: Connection) -> None:

@@ -1,24 +1,24 @@
-"""What a step costs the host: CPU time of the thread that feeds the device.
+"""What scheduling costs a step, with a device that answers at once (`modelless`).
 
 vLLM's engine schedules, learns and launches in one thread. A GPU that is done with a
-step in 3 ms waits for it, so there what this thread does counts like arithmetic. Three
-engines serve the same requests in turns: one without speculation, vLLM's `mtp` and
-`mtp_plus`, both bounded by the same K.
+step in 3 ms waits for it, so there what this thread does counts like arithmetic. Four
+schedulers with async scheduling serve the same kind of requests in turns: without
+speculation, vLLM's `mtp`, `mtp_plus` where drafts are accepted, and where none is, so
+that it disables drafting.
 
 Result (JSON)::
 
     cells.<concurrency>.<contender>.schedule_us   CPU time of a decode step: spread
                                    .update_us     over the repeats
-                                   .worker_us     on a CPU the model's arithmetic
-                                   .over_mtp_us   schedule and update beyond those of
-                                                  `mtp`, paired within a repeat
-                                   .step_ms       median time of such a step
+                                   .beyond_us     both, beyond those of `mtp`; where
+                                                  drafting is disabled, of none
                                    .acceptance_length
     parts                   their names
     options, provenance
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,133 +26,115 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.grid.cells import Prompts
-from benchmarks.grid.engines import Timed
-from benchmarks.harness import (
-    Bench,
-    Contenders,
-    Figures,
-    Rounds,
-    Waves,
-    acceptance_length,
-    same_wave,
-    spread_of,
-)
+from benchmarks.harness import Measurement
+from benchmarks.modelless import Modelless
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.options import option
 
-PARTS = ("schedule", "update", "worker")
-"""See ``engine.py``."""
+PARTS = ("schedule", "update")
+OFF = f"{METHOD}, off"
+_BESIDE = {METHOD: VLLM_METHOD, OFF: NO_SPECULATION}
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostBench(Bench):
+class HostBench(Measurement):
     """Measure the CPU time by which scheduling may keep a fast GPU waiting."""
 
     command: ClassVar[str] = "host"
-    timed: ClassVar[Timed | None] = "host"
 
-    draft_length: int = option(
-        5, "K of vLLM's own mtp, and the bound of mtp_plus.", 1, 16
-    )
-    concurrency: tuple[int, ...] = option((1, 32), "Requests at a time.", 1, 256)
-    request_tokens: int = option(256, "Tokens of every request.", 2, 512)
+    draft_length: int = option(3, "K of vLLM's own mtp.", 1, 16)
+    acceptance: float = option(0.85, "Chance of a draft token to be accepted.", 0, 1)
+    concurrency: tuple[int, ...] = option((1, 32, 256), "Requests at a time.", 1, 1024)
+    request_tokens: int = option(256, "Most tokens of a request.", 16, 4096)
+    steps: int = option(200, "Timed steps of a turn, without prompts.", 10, 100_000)
+    repeats: int = option(7, "Turns of each.", 1, 100)
 
     @property
-    def contenders(self) -> Contenders:
-        """Speculative config by name."""
-        bound = {"num_speculative_tokens": self.draft_length}
+    def contenders(self) -> dict[str, tuple[dict[str, Any] | None, float]]:
+        """Speculative config and acceptance by name."""
+        usual = {"method": VLLM_METHOD, "num_speculative_tokens": self.draft_length}
         return {
-            NO_SPECULATION: None,
-            VLLM_METHOD: {"method": VLLM_METHOD} | bound,
-            METHOD: {"method": METHOD} | bound,
+            NO_SPECULATION: (None, 0.0),
+            VLLM_METHOD: (usual, self.acceptance),
+            METHOD: ({"method": METHOD}, self.acceptance),
+            OFF: ({"method": METHOD}, 0.0),
         }
 
-    @property
-    def cells(self) -> Sequence[int]:
-        """Requests at a time."""
-        return self.concurrency
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Play all cells; see the top of this file."""
+        cells = {str(n): self._play(n, console) for n in self.concurrency}
+        return {"cells": cells, "parts": PARTS}
 
-    @property
-    def longest_tokens(self) -> int:
-        """Of an answer."""
-        return self.request_tokens
-
-    def waves(self, prompts: Prompts, concurrency: int) -> Iterator[Waves]:
-        """The same greedy requests in every round."""
-        sampling = {"temperature": 0.0, "max_tokens": self.request_tokens}
-        return same_wave(prompts, concurrency, sampling)
-
-    def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
-        """See the top of this file."""
-        return {
-            "cells": {
-                str(concurrency): {
-                    name: _summarise(name, rounds) for name in self.contenders
-                }
-                for concurrency, rounds in cells.items()
-            },
-            "parts": PARTS,
+    def _play(self, num_requests: int, console: Console) -> dict[str, Any]:
+        console.print(f"{num_requests} requests at a time", highlight=False)
+        model = resolve_model(self.model)
+        running = {
+            name: Modelless(model, config, num_requests, self.request_tokens, accepted)
+            for name, (config, accepted) in self.contenders.items()
         }
+        for each in running.values():
+            each.run(self.steps)
+        gc.collect()
+        gc.freeze()  # as vLLM does before it serves
+        turns: dict[str, list[dict[str, float]]] = {name: [] for name in running}
+        for _ in range(self.repeats):
+            for name, each in running.items():
+                turns[name].append(each.timed(self.steps))
+        return summarise(turns)
 
     @staticmethod
     def show(result: Mapping[str, Any], console: Console) -> None:
         """A line for each contender and concurrency."""
         table = Table(
-            title="CPU time of the engine's thread, microseconds a decode step",
+            title="CPU time of the scheduler, microseconds a decode step",
             box=box.SIMPLE_HEAVY,
             pad_edge=False,
         )
-        columns = ("requests", "engine", *PARTS, "beyond mtp", "step ms", "tokens")
-        for column in columns:
-            justify: Literal["left", "right"] = (
-                "left" if column == "engine" else "right"
-            )
+        for column in ("requests", "scheduler", *PARTS, "beyond", "tokens"):
+            is_name = column == "scheduler"
+            justify: Literal["left", "right"] = "left" if is_name else "right"
             table.add_column(column, justify=justify, no_wrap=True)
         for concurrency, cell in result["cells"].items():
             for name, each in cell.items():
+                beyond = each["beyond_us"]
                 table.add_row(
                     concurrency,
                     name,
                     *(f"{each[f'{part}_us']['median']:.0f}" for part in PARTS),
-                    f"{each['over_mtp_us']['median']:+.0f}",
-                    f"{each['step_ms']:.2f}",
+                    f"{beyond['median']:+.0f}" if beyond else "",
                     f"{each['acceptance_length']:.2f}",
                 )
         console.print(table)
         console.print(
-            "worker: where the model runs on the CPU, its arithmetic; on a GPU what it "
-            "takes to launch it. Scheduling comes on top of it in every step that the "
-            "device does not outlast.",
+            "beyond: of mtp_plus beside mtp; off beside no speculation.",
             highlight=False,
         )
 
 
-def _summarise(name: str, rounds: Rounds) -> dict[str, Any]:
-    own = [each[name] for each in rounds]
-    usual = [_scheduling_us(each[VLLM_METHOD]) for each in rounds]
-    beyond = [_scheduling_us(a) - b for a, b in zip(own, usual, strict=True)]
+def summarise(turns: Mapping[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """A cell, from what each scheduler took turn by turn."""
+    return {name: _summarise(name, turns) for name in turns}
+
+
+def _summarise(name: str, turns: Mapping[str, list[dict[str, float]]]) -> Any:
+    own, beyond = turns[name], None
+    if name in _BESIDE:
+        pairs = zip(own, turns[_BESIDE[name]], strict=True)
+        differences = [_total_us(a) - _total_us(b) for a, b in pairs]
+        beyond = Spread.of(differences).as_json()
     parts = {
-        f"{part}_us": Spread.of([_part_us(each, part) for each in own]).as_json()
+        f"{part}_us": Spread.of([turn[part] for turn in own]).as_json()
         for part in PARTS
     }
+    lengths = [turn["acceptance_length"] for turn in own]
     return parts | {
-        "over_mtp_us": Spread.of(beyond).as_json(),
-        "step_ms": spread_of(rounds, name, _step_ms).median,
-        "acceptance_length": acceptance_length(own),
+        "beyond_us": beyond,
+        "acceptance_length": Spread.of(lengths).median,
     }
 
 
-def _step_ms(figures: Figures) -> float:
-    return float(1e3 * figures["decode_seconds"] / figures["decode_steps"])
-
-
-def _part_us(figures: Figures, part: str) -> float:
-    seconds: float = figures["decode_split_seconds"][part]
-    return 1e6 * seconds / float(figures["decode_steps"])
-
-
-def _scheduling_us(figures: Figures) -> float:
-    return _part_us(figures, "schedule") + _part_us(figures, "update")
+def _total_us(turn: Mapping[str, float]) -> float:
+    return sum(turn[part] for part in PARTS)

@@ -11,9 +11,8 @@ from examples.tiny_model import TINY_MODEL
 from vllm_mtp.tools.engine_process import EngineGroup, EngineProcess
 from vllm_mtp.tools.prompts import load_prompts
 
-Timed = Literal["parts", "host"]
-"""Parts of a step, or the CPU time of the thread that does it all: what an engine can
-time apart in a round. It costs a little."""
+Timed = Literal["parts"]
+"""What an engine can time apart in a round, which costs a little."""
 
 MAX_CODE_PROMPTS = 128
 

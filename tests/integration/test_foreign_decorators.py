@@ -300,7 +300,6 @@ OF_SOME = (
     _RUNNER + "_calc_spec_decode_metadata",
     _RUNNER + "_copy_draft_token_ids_to_cpu",
     _SCHEDULER + "add_request",
-    _SCHEDULER + "make_spec_decoding_stats",
     _SCHEDULER + "update_draft_token_ids",
     _PROPOSER + "load_model",
     _PROPOSER + "propose",

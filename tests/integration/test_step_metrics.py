@@ -74,7 +74,9 @@ def test_wishes_and_waiting_come_before_what_the_controller_said() -> None:
 
 def test_slots_of_tokens_that_the_grammar_forbids_are_rolled_back_too() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
-    metrics.verified(RequestOutcome("a", 2, 1), num_rows=4)
+    metrics.forbidden({"a": 4, "b": 3}, {"a": 2})
+    verified = (RequestOutcome("a", 2, 1),)
+    metrics.finished(StepOutcome(verified, 1, 5, 0.1, num_decode_requests=1))
     stats = taken(metrics)
     assert stats.drafted == [1, 1, 0, 0]
     assert stats.accepted == [1, 0, 0, 0]

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from vllm_mtp.records import StepOutcome
 
 STEPS_AT_ONCE = 8
-"""Short steps, and steps without drafts, are learned so many at a time: what a call
-costs beside its work is then less than a tenth of it."""
-OUTCOMES_PER_S = 2000.0
-"""Requests' outcomes learned in a second of serving: 2 % of it at 10 us each. A step
-that affords fewer than `STEPS_AT_ONCE` (4 ms) is short."""
+"""Steps without drafts are learned so many at a time, others four times as many."""
+PERIOD_S = 0.1
+"""Time between two searches for a plan, and at most between two lessons. Either takes
+half a millisecond on a slow core, and nobody's traffic changes within that time."""
+OUTCOMES_PER_S = 1000.0
+"""Requests' outcomes learned in a second of serving: 1 % of it at 10 us each. Others
+are left out, each time other ones."""
 
 
 class Backlog:
@@ -22,13 +24,16 @@ class Backlog:
     def __init__(self) -> None:
         """Begin without any."""
         self._steps: list[StepOutcome] = []
+        self._seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def add(self, outcome: StepOutcome) -> None:
-        """A step is over."""
+        """A step is over. No clock is right for ever: it counts at most a second."""
         self._steps.append(outcome)
+        if outcome.step_time_s > 0.0:
+            self._seconds += min(outcome.step_time_s, 1.0)
 
     def is_due(self, is_off: bool, steps_until_search: int) -> bool:
         """Whether to learn now.
@@ -37,22 +42,15 @@ class Backlog:
             is_off: Drafting is disabled.
             steps_until_search: Steps after which the next plan is searched for.
         """
-        if len(self._steps) >= min(STEPS_AT_ONCE, steps_until_search):
+        last, most = self._steps[-1], STEPS_AT_ONCE if is_off else 4 * STEPS_AT_ONCE
+        if len(self._steps) >= min(most, steps_until_search):
             return True
-        last = self._steps[-1]
         if is_off:
             return bool(last.requests or last.shadow_drafts or last.draft_depth)
-        return last.step_time_s * OUTCOMES_PER_S >= STEPS_AT_ONCE
+        return self._seconds >= PERIOD_S
 
-    def take(self) -> tuple[Sequence[StepOutcome], float]:
-        """The steps in order, and their seconds; none is left.
-
-        No clock is right for ever: a step counts at most a second.
-        """
+    def take(self) -> tuple[Sequence[StepOutcome], float, int]:
+        """The steps in order, their seconds, and how many outcomes may be learned."""
         taken, self._steps = self._steps, []
-        return taken, sum(min(s.step_time_s, 1.0) for s in taken if s.step_time_s > 0.0)
-
-
-def affordable_outcomes(seconds: float) -> int:
-    """How many requests' outcomes may be learned from in so much time."""
-    return max(int(OUTCOMES_PER_S * seconds), 4 * STEPS_AT_ONCE)
+        seconds, self._seconds = self._seconds, 0.0
+        return taken, seconds, max(int(OUTCOMES_PER_S * seconds), 4 * STEPS_AT_ONCE)

@@ -11,7 +11,11 @@ Steps with prefill teach nothing. Steps with a KV backfill teach its price alone
 """
 
 import math
+from collections.abc import Sequence
+from itertools import groupby
 from random import Random
+from statistics import median_high, median_low
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,6 +85,25 @@ class _Block:
         return found
 
 
+class _Shape(NamedTuple):
+    """Of a step, as far as its time goes; draft tokens are per request in the mean."""
+
+    num_requests: int
+    is_greedy: bool
+    draft_tokens: float
+    depth: int
+    is_uniform: bool
+    has_backfill: bool
+
+
+def _typical(errors: Sequence[float], most: float) -> float:
+    """Mean of errors that each move it by ``most``; those that agree are no outliers."""
+    usual = min(median_low(errors), median_high(errors), key=abs)
+    shift = min(max(usual, -len(errors) * most), len(errors) * most)
+    beside = (min(max(error - usual, -most), most) for error in errors)
+    return shift + sum(beside) / len(errors)
+
+
 class CostModel:
     """Learns step times, answers with expected or sampled ones."""
 
@@ -132,33 +155,34 @@ class CostModel:
 
     # -- learning -----------------------------------------------------------------
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a step; one without a sane time is ignored."""
-        self._num_steps += 1
+    def observe(self, *outcomes: StepOutcome) -> None:
+        """Learn from steps in their order; those without a sane time are ignored.
+
+        Neighbours that are alike are learned at once, which takes as long as one.
+        """
+        for shape, alike in groupby(outcomes, self._shape_of):
+            steps = list(alike)
+            self._num_steps += len(steps)
+            if shape is not None:
+                self._learn(shape, steps)
+
+    def _shape_of(self, outcome: StepOutcome) -> _Shape | None:
+        """What steps that are alike have in common; None if it teaches nothing."""
         num_requests, seconds = outcome.num_decode_requests, outcome.step_time_s
         if outcome.num_prefill_tokens or num_requests <= 0:
-            return
+            return None
         if not 1e-7 < seconds < 3600.0:  # a clock that jumped
-            return
-        block = self._block((request_bucket(num_requests), outcome.is_greedy))
+            return None
         extra = max(outcome.num_scheduled_tokens - num_requests, 0)
         length = min(extra / num_requests, float(self.max_draft_length))
-        depth = min(max(outcome.draft_depth, 0), self.max_draft_length)
-        is_uniform = all(r.num_draft_tokens == length for r in outcome.requests)
-        size, context = _logarithms(
-            num_requests, outcome.num_context_tokens / num_requests
+        return _Shape(
+            num_requests,
+            outcome.is_greedy,
+            length,
+            min(max(outcome.draft_depth, 0), self.max_draft_length),
+            all(r.num_draft_tokens == length for r in outcome.requests),
+            outcome.num_backfill_tokens > 0,
         )
-        slope = features(self.max_draft_length, length, depth, is_uniform)
-        relative = max(1.0 + float((slope * block.mean).sum()), LEAST_TIME)
-        expected_s = block.scale_s(size, context) * relative
-        if outcome.num_backfill_tokens:
-            self._learn_backfill(outcome, expected_s)
-            return
-        slope /= relative
-        slope[:ENTRY] = 1.0, size, context
-        self._age(block)
-        is_expected = self._learn(block, slope, math.log(seconds / expected_s))
-        block.num_plain += is_expected and not (length or depth)
 
     def _age(self, block: _Block) -> None:
         """Time makes uncertain again."""
@@ -169,26 +193,37 @@ class CostModel:
         block.covariance += forgotten * (prior - block.covariance)
         block.covariance[SPEED, SPEED] += SPEED_VARIANCE * elapsed
 
-    def _learn(self, block: _Block, slope: Vector, error: float) -> bool:
-        """One step of the filter; returns whether the time was about as expected.
-
-        Args:
-            block: Beliefs about the batch.
-            slope: Of the logarithm of the time, by each term.
-            error: Logarithm of the time over what was expected.
-        """
+    def _learn(self, shape: _Shape, steps: Sequence[StepOutcome]) -> None:
+        """One step of the filter, from the mean of the logarithms of steps' times."""
+        num_requests, is_greedy, length, depth, is_uniform, has_backfill = shape
+        block = self._block((request_bucket(num_requests), is_greedy))
+        mean_context = steps[len(steps) // 2].num_context_tokens / num_requests
+        size, context = _logarithms(num_requests, mean_context)
+        slope = features(self.max_draft_length, length, depth, is_uniform)
+        relative = max(1.0 + float((slope * block.mean).sum()), LEAST_TIME)
+        expected_s = block.scale_s(size, context) * relative
+        if has_backfill:
+            for step in steps:
+                self._learn_backfill(step, expected_s)
+            return
+        slope /= relative
+        slope[:ENTRY] = 1.0, size, context
+        self._age(block)
         cross = (block.covariance * slope).sum(axis=1)
         doubt = float((cross * slope).sum())
         # The first step of all may be wrong by a factor: caches are cold.
-        is_first = doubt >= UNKNOWN_SPEED
-        variance = doubt + (1.0 if is_first else self.noise**2)
-        most = MAX_DEVIATIONS * math.sqrt(variance)
+        noise_variance = 1.0 if doubt >= UNKNOWN_SPEED else self.noise**2
+        most = MAX_DEVIATIONS * math.sqrt(doubt + noise_variance)
+        errors = [math.log(step.step_time_s / expected_s) for step in steps]
         if doubt < self.noise**2:
-            typical = 1.25 * min(abs(error), MAX_DEVIATIONS * self.noise)
-            self.noise = max(self.noise + 0.02 * (typical - self.noise), 0.005)
-        block.mean += cross * (min(max(error, -most), most) / variance)
+            for error in errors:
+                typical = 1.25 * min(abs(error), MAX_DEVIATIONS * self.noise)
+                self.noise = max(self.noise + 0.02 * (typical - self.noise), 0.005)
+        variance = doubt + noise_variance / len(steps)
+        block.mean += cross * (_typical(errors, most) / variance)
         block.covariance -= np.outer(cross / variance, cross)
-        return abs(error) <= most
+        if not (length or depth):
+            block.num_plain += sum(abs(error) <= most for error in errors)
 
     def _learn_backfill(self, outcome: StepOutcome, usual_s: float) -> None:
         extra_s = min(max(outcome.step_time_s - usual_s, 0.0), 3.0 * usual_s)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Sequence
 from random import Random
 
-from vllm_mtp.control.backlog import STEPS_AT_ONCE, Backlog, affordable_outcomes
+from vllm_mtp.control.backlog import PERIOD_S, STEPS_AT_ONCE, Backlog
 from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.draft_lengths import DraftLengths
 from vllm_mtp.control.exploration import (
@@ -46,10 +46,8 @@ from vllm_mtp.records import (
     StepOutcome,
 )
 
-SEARCH_PERIOD_S = 0.1
-"""Time between two searches, each of which takes 0.2 to 1 ms on a slow core, as long as
-it is between these numbers of steps:"""
 _MIN_SEARCH_STEPS, _MAX_SEARCH_STEPS = EXPLORATION_STEPS + 1, SHADOW_PERIOD_STEPS
+"""Between two searches, if `PERIOD_S` is not between them."""
 MIN_PLAIN_STEPS = 2
 """Steps without speculation that are run of each kind of batch first, so that what
 drafting costs beside them, and the promise to users, rests on a measurement. Held-out
@@ -267,27 +265,29 @@ class GoodputController:
             self._is_off, self._steps_until_search
         ):
             self._learn()
+            is_due = self._steps_since_search >= self._search_steps
+            if self.plan is None or not is_due or self._exploration is not None:
+                return
+            if self._replan().has_choice:
+                self._explore()
 
     def _learn(self) -> None:
-        steps, seconds = self._backlog.take()
-        most = affordable_outcomes(seconds)
+        steps, seconds, most = self._backlog.take()
         examined: list[RequestOutcome] = []
         for outcome in steps:
             examined += outcome.requests
             examined += outcome.shadow_drafts
-            self.cost.observe(outcome)
+        self.cost.observe(*steps)
         self.survival.observe(examined, len(steps), most)
         self._steps_since_search += len(steps)
         self._hysteresis.pass_steps(len(steps))
-        if self.plan is None:
-            return
-        self.cap.earn(seconds, self.plan.seconds)
-        is_due = self._steps_since_search >= self._search_steps
-        if is_due and self._exploration is None and self._replan().has_choice:
-            self._explore()
+        if self.plan is not None:
+            self.cap.earn(seconds, self.plan.seconds)
 
     def _enter(self, kind: BatchKind) -> None:
         """Go on for batches of a kind as they were left."""
+        if len(self._backlog):
+            self._learn()  # of other batches, maybe, but from now on it counts
         self._kind, self._exploration = kind, None
         self.plan = self._plan_of.get(kind, self.plan)
         if self._replan().has_choice and self._needs_plain_step:
@@ -315,6 +315,6 @@ class GoodputController:
             self._hysteresis.changed()
             self._steps_since_shadow = 0
         self.plan = self._plan_of[self._kind] = plan
-        steps = math.ceil(SEARCH_PERIOD_S / plan.seconds)
+        steps = math.ceil(PERIOD_S / plan.seconds)
         self._search_steps = min(max(steps, _MIN_SEARCH_STEPS), _MAX_SEARCH_STEPS)
         return found

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.small_engine import SmallEngine, line_s
+from vllm_mtp.control.backlog import PERIOD_S
 from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.records import DecodeRequest, RequestOutcome, StepOutcome
@@ -62,8 +63,15 @@ def test_it_finds_the_best_depth(num_requests: int, acceptance: float) -> None:
 
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_it_is_off_where_nothing_is_accepted(num_requests: int) -> None:
-    engine = SmallEngine(GoodputController(K_MAX), [0.02] * num_requests)
-    assert settled(engine) == {0: 200 - engine.reasons(400).count("explore")}
+    num_drafting = 0
+    for seed in range(10):
+        rng = random.Random(seed)
+        engine = SmallEngine(GoodputController(K_MAX), [0.02] * num_requests, rng=rng)
+        depths = settled(engine)
+        num_explored = engine.reasons(400).count("explore")
+        num_drafting += 200 - num_explored - depths[0]
+    # Now and then a draft is accepted, which may be worth a look.
+    assert num_drafting < 0.03 * 10 * 200
 
 
 def test_it_is_off_where_verifying_is_dear() -> None:
@@ -608,12 +616,11 @@ def test_constrained_requests_do_not_begin_as_free_ones_ended() -> None:
     assert sum(depth > 2 for depth in depths[False]) > 0.95 * len(depths[False])
 
 
-@pytest.mark.parametrize("is_short", [True, False])
-def test_short_steps_are_learned_a_few_at_a_time(
-    is_short: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_steps_are_learned_ten_times_a_second(
+    scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What learns is what a fast GPU waits for."""
-    scale = 0.15 if is_short else 1.0
+    """What learns is what a fast GPU waits for; none is left out."""
     controller = GoodputController(K_MAX)
     engine = SmallEngine(controller, [0.8], lambda k, d: scale * line_s(k, d)).run(400)
     learned: list[int] = []
@@ -627,13 +634,15 @@ def test_short_steps_are_learned_a_few_at_a_time(
 
     monkeypatch.setattr(controller.survival, "observe", observe_and_note)
     engine.run(320)
-    assert 312 <= sum(learned) <= 328, "none is left out"
-    assert statistics.fmean(learned) > 4 if is_short else set(learned) == {1}
+    assert 320 - 32 <= sum(learned) <= 320 + 32
+    step_s = scale * line_s(4, 4)
+    assert statistics.fmean(learned) <= max(PERIOD_S / step_s, 1.0) + 1.0
+    assert (statistics.fmean(learned) > 8) == (scale < 1.0)
     assert statistics.fmean(engine.depths(400)) > 2
 
 
 @pytest.mark.parametrize(
-    ("num_requests", "shorter", "most_left_out"), [(64, 4.0, 0.9), (8, 1.0, 0.0)]
+    ("num_requests", "shorter", "most_left_out"), [(64, 4.0, 0.95), (8, 1.0, 0.0)]
 )
 def test_of_large_batches_of_short_steps_some_outcomes_are_not_learned_of(
     num_requests: int, shorter: float, most_left_out: float

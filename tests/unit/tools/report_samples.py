@@ -13,10 +13,9 @@ from benchmarks.grid.cells import Cell
 from benchmarks.grid.journal import Journal
 from benchmarks.grid.summary import summarise as summarise_grid
 from benchmarks.harness import Measurement
-from benchmarks.host import HostBench
+from benchmarks.host import PARTS, HostBench, summarise
 from benchmarks.vocabulary import VocabularyBench
 from tests.unit.benchmarks.grid_records import tiny_options, write_journal
-from tests.unit.benchmarks.host_rounds import host_round
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.compare import CompareOptions, compare
 from vllm_mtp.tools.doctor_probe import LENGTHS, conclude
@@ -229,10 +228,11 @@ def _vocab_compare(folder: Path) -> Mapping[str, Any]:
 
 
 def _host() -> Any:
-    """Two repeats of two batches."""
-    rounds = [host_round(0.0125), host_round(0.0125)]
+    """Two turns of two batches."""
+    turn = {"schedule": 100.0, "update": 50.0, "acceptance_length": 2.0}
     bench = HostBench()
-    return written(bench, bench.summarise({1: rounds, 16: rounds}))
+    cell = summarise({name: [turn, turn] for name in bench.contenders})
+    return written(bench, {"cells": {"1": cell, "32": cell}, "parts": PARTS})
 
 
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {

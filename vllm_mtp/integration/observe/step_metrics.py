@@ -7,7 +7,9 @@ only, and when nothing runs any more: a step pays for adding numbers.
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from vllm.logger import init_logger
@@ -68,7 +70,7 @@ class StepMetrics:
     STEP_METHODS = (
         "decided",
         "decoding_without_draft",
-        "verified",
+        "forbidden",
         "finished",
         "ended",
         "vocabulary",
@@ -138,21 +140,22 @@ class StepMetrics:
 
     # -- its output is here -------------------------------------------------------
 
-    def verified(self, outcome: RequestOutcome, num_rows: int) -> None:
-        """A request's draft was verified.
+    def forbidden(
+        self, num_rows: Mapping[str, int], forbidden: Mapping[str, int]
+    ) -> None:
+        """Draft tokens that grammars forbid had rows and KV slots, too.
 
         Args:
-            outcome: What came of it.
-            num_rows: Draft tokens in the target's pass, those that its grammar forbids
-                included: they had slots.
+            num_rows: Draft tokens in the target's pass, by request.
+            forbidden: Those of them that a grammar forbids.
         """
-        stats, accepted = self._stats, outcome.num_accepted_tokens
-        stats.draft_lengths[num_rows] += 1
-        stats.num_rejected_slots += num_rows - accepted
-        for position in range(outcome.num_draft_tokens):
-            stats.drafted[position] += 1
-        for position in range(accepted):
-            stats.accepted[position] += 1
+        for request_id, number in forbidden.items():
+            rows = num_rows.get(request_id, 0)
+            if rows:
+                self._stats.num_rejected_slots += number
+                self._stats.draft_lengths[rows] += 1
+                if rows > number:  # else nothing is left that counts as a draft
+                    self._stats.draft_lengths[rows - number] -= 1
 
     def finished(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
@@ -164,14 +167,29 @@ class StepMetrics:
     def _count_waiting(self) -> None:
         for outcome in self._waiting:
             self._count(outcome)
+        verified = [each for outcome in self._waiting for each in outcome.requests]
+        shadow = [each for outcome in self._waiting for each in outcome.shadow_drafts]
         self._waiting.clear()
+        self._count_drafts(verified)
+        for request_id, drafted, accepted, _ in verified + shadow:
+            if drafted:
+                first = self._first_tokens.setdefault(request_id, [0, 0])
+                first[0] += 1
+                first[1] += accepted > 0
+
+    def _count_drafts(self, verified: Sequence[RequestOutcome]) -> None:
+        stats = self._stats
+        kinds = Counter(map(itemgetter(1, 2), verified))
+        for (drafted, accepted), number in kinds.items():
+            if drafted:
+                stats.draft_lengths[drafted] += number
+            stats.num_rejected_slots += number * (drafted - accepted)
+            for position in range(drafted):
+                stats.drafted[position] += number
+            for position in range(accepted):
+                stats.accepted[position] += number
 
     def _count(self, outcome: StepOutcome) -> None:
-        for each in outcome.requests + outcome.shadow_drafts:
-            if each.num_draft_tokens:
-                verified = self._first_tokens.setdefault(each.request_id, [0, 0])
-                verified[0] += 1
-                verified[1] += each.num_accepted_tokens > 0
         seconds, stats = outcome.step_time_s, self._stats
         if outcome.num_prefill_tokens or not outcome.num_decode_requests:
             _add(stats.seconds, PREFILL, seconds)

@@ -62,6 +62,9 @@ def batch_of(
     without_draft: list[str] = []
     num_decoding = num_prefill_tokens = num_context_tokens = 0
     drafts = scheduler_output.scheduled_spec_decode_tokens
+    known_traits = traits.known
+    if pending is not None and not pending.has_any:
+        pending = None
     for request_id, num_rows in scheduler_output.num_scheduled_tokens.items():
         request = requests[request_id]
         num_before = request.num_computed_tokens
@@ -76,14 +79,14 @@ def batch_of(
             num_prefill_tokens += num_rows
         # The same test by which vLLM sets `is_prefill_chunk` a moment later.
         if num_after >= request.num_tokens + request.num_output_placeholders:
-            known = traits.of(request)
+            known = known_traits.get(request_id) or traits.of(request)
             next_decoding.append(
                 DecodeRequest(
                     request_id,
                     num_after,
                     known.is_greedy,
                     known.pinned_draft_length,
-                    pending.of(request_id) if pending else 0,
+                    0 if pending is None else pending.of(request_id),
                     known.is_constrained,
                 )
             )

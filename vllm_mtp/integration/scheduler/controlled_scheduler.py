@@ -205,7 +205,7 @@ class ControlledScheduler(Scheduler):
             return []
         draft: list[int] = request.spec_token_ids
         draft_length = self._draft_lengths.get(request_id)
-        if draft_length is not None:
+        if draft_length is not None and draft_length < len(draft):
             # A new list: async scheduling shares one placeholder list among requests.
             request.spec_token_ids = draft[:draft_length]
         return draft
@@ -221,6 +221,7 @@ class ControlledScheduler(Scheduler):
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         record = self._records.close()
+        record.verified = self._outcomes(scheduler_output, model_runner_output)
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._records.updated(record)
@@ -248,42 +249,40 @@ class ControlledScheduler(Scheduler):
     ) -> None:
         """None, where drafts do not come back to the scheduler."""
 
-    def make_spec_decoding_stats(
-        self,
-        spec_decoding_stats: Any,
-        num_draft_tokens: int,
-        num_accepted_tokens: int,
-        num_invalid_spec_tokens: dict[str, int] | None,
-        request_id: str,
-    ) -> Any:
-        num_invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-        outcome = RequestOutcome(
-            request_id,
-            num_draft_tokens - num_invalid,
-            num_accepted_tokens,
-            self._confidences_of(request_id),
-        )
-        self._records.verified(outcome)
-        if self.metrics is not None and num_draft_tokens:
-            self.metrics.verified(outcome, num_draft_tokens)
-        return super().make_spec_decoding_stats(
-            spec_decoding_stats,
-            num_draft_tokens=num_draft_tokens,
-            num_accepted_tokens=num_accepted_tokens,
-            num_invalid_spec_tokens=num_invalid_spec_tokens,
-            request_id=request_id,
-        )
+    def _outcomes(
+        self, scheduler_output: SchedulerOutput, output: ModelRunnerOutput
+    ) -> list[RequestOutcome]:
+        """What became of the draft tokens that were verified, as vLLM counts them."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        if not drafts or not output.sampled_token_ids:
+            return []
+        requests, places = self.requests, output.req_id_to_index
+        sampled = output.sampled_token_ids
+        counts = [
+            (request_id, len(tokens), len(sampled[places[request_id]]) - 1)
+            for request_id, tokens in drafts.items()
+            if request_id in requests and sampled[places[request_id]]
+        ]
+        forbidden = scheduler_output.num_invalid_spec_tokens
+        if forbidden:
+            if self.metrics is not None:
+                self.metrics.forbidden({i: k for i, k, _ in counts}, forbidden)
+            counts = [(i, k - forbidden.get(i, 0), ok) for i, k, ok in counts]
+        return self._scored(counts)
 
-    def _confidences_of(self, request_id: str) -> tuple[float, ...]:
-        return ()
+    def _scored(self, counts: list[tuple[str, int, int]]) -> list[RequestOutcome]:
+        """Request, draft tokens, accepted ones: with confidences, where they are known.
+
+        Where drafts do not come back to the scheduler, they are not.
+        """
+        return [RequestOutcome(*each) for each in counts]
 
     # -- it is delivered ----------------------------------------------------------
 
     def _deliver(self) -> None:
         """Hand closed records to controller and metrics."""
         self._count_undecided()
-        for is_decided, records in self._records.take():
-            outcomes = [record.outcome for record in records]
+        for is_decided, outcomes in self._records.take():
             if is_decided:
                 for outcome in outcomes:
                     self._ask(self.controller.observe, None, outcome)

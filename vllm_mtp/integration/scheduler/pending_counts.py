@@ -23,6 +23,10 @@ class PendingCounts:
         self._read_until: dict[str, int] = {}
         """By request: that count when nothing was pending."""
 
+    @property
+    def has_any(self) -> bool:
+        return bool(self._read_until)
+
     def of(self, request_id: str) -> int:
         """Pending tokens of a request."""
         if not self._read_until:

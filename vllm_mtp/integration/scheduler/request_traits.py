@@ -38,7 +38,7 @@ class TraitsOfRequests:
             max_draft_length: ``K_max``.
         """
         self._max_draft_length = max_draft_length
-        self._known: dict[str, RequestTraits] = {}
+        self.known: dict[str, RequestTraits] = {}
         self.pinned: set[str] = set()
         """Requests that fix a draft length above 0."""
         self.switched_off: set[str] = set()
@@ -47,10 +47,10 @@ class TraitsOfRequests:
     def of(self, request: Any) -> RequestTraits:
         """Those of a request of vLLM's scheduler."""
         request_id = request.request_id
-        traits = self._known.get(request_id)
+        traits = self.known.get(request_id)
         if traits is None:
             traits = RequestTraits(request, self._max_draft_length)
-            self._known[request_id] = traits
+            self.known[request_id] = traits
             if traits.pinned_draft_length:
                 self.pinned.add(request_id)
             elif traits.pinned_draft_length == 0:
@@ -59,11 +59,11 @@ class TraitsOfRequests:
 
     def is_sampled(self, request_id: str) -> bool:
         """Whether a request is known not to be greedy."""
-        traits = self._known.get(request_id)
+        traits = self.known.get(request_id)
         return traits is None or not traits.is_greedy
 
     def forget(self, request_id: str) -> RequestTraits | None:
         """A request is gone, or has other parameters now."""
         self.pinned.discard(request_id)
         self.switched_off.discard(request_id)
-        return self._known.pop(request_id, None)
+        return self.known.pop(request_id, None)

@@ -67,6 +67,12 @@ class MTPPlusScheduler(ControlledScheduler):
     def _confidences_of(self, request_id: str) -> tuple[float, ...]:
         return self._confidences.get(request_id, ())
 
+    def _scored(self, counts: list[tuple[str, int, int]]) -> list[RequestOutcome]:
+        return [
+            RequestOutcome(*each, confidences=self._confidences_of(each[0]))
+            for each in counts
+        ]
+
     def _add_shadow_drafts(
         self,
         scheduler_output: SchedulerOutput,
@@ -102,7 +108,9 @@ class MTPPlusAsyncScheduler(ControlledScheduler, AsyncScheduler):
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        if not scheduler_output.num_spec_tokens_to_schedule:
-            return
-        for request_id in scheduler_output.num_scheduled_tokens:
-            self._cut_draft(request_id)
+        depth = scheduler_output.num_spec_tokens_to_schedule
+        # Of a large batch hardly any are shorter than what is drafted.
+        shorter = [i for i, k in self._draft_lengths.items() if k < depth]
+        for request_id in shorter:
+            if request_id in scheduler_output.num_scheduled_tokens:
+                self._cut_draft(request_id)

@@ -101,18 +101,14 @@ class StepRecords:
         self._time(record)
         self._last_output_at_s = time.monotonic()
 
-    def verified(self, outcome: RequestOutcome) -> None:
-        """A request's drafts were verified in the step that was closed last."""
-        self._closed[-1].verified.append(outcome)
-
     def drafted(self, depth: int) -> None:
         """The worker ended the drafts of the last closed step at this depth."""
         if self._closed:
             last = self._closed[-1]
             last.scheduled = last.scheduled._replace(draft_depth=depth)
 
-    def take(self) -> Iterator[tuple[bool, list[StepRecord]]]:
-        """Closed records in their order, each once, decided ones and others apart."""
+    def take(self) -> Iterator[tuple[bool, list[StepOutcome]]]:
+        """What was closed, in order, each once; decided steps and others apart."""
         closed, self._closed = self._closed, []
         for is_decided, records in groupby(closed, attrgetter("is_decided")):
-            yield is_decided, list(records)
+            yield is_decided, [record.outcome for record in records]
