@@ -13,6 +13,7 @@ from benchmarks.harness import Measurement, run_bench
 from benchmarks.host import HostBench
 from benchmarks.http_fuzz.bench import HttpFuzzOptions, http_fuzz_command
 from benchmarks.http_fuzz.soak import SoakOptions, soak_command
+from benchmarks.launches import LaunchesBench
 from benchmarks.off import OffBench
 from benchmarks.rollback.command import run_rollback
 from benchmarks.rollback.options import RollbackBenchOptions
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
-    *(VocabularyBench, CheckoutsBench),
+    *(VocabularyBench, CheckoutsBench, LaunchesBench),
 )
 app.command()(
     command_of(

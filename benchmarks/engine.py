@@ -22,7 +22,7 @@ import torch
 from vllm.platforms import current_platform
 
 from benchmarks.engine_round import Round
-from benchmarks.step_split import timed_parts
+from benchmarks.step_split import counted_launches, timed_parts
 from vllm_mtp.integration.commands import commanded_engine
 from vllm_mtp.integration.commands.commanded_engine import CommandedEngine
 from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
@@ -59,7 +59,7 @@ class BenchEngine(CommandedEngine):
                 ``SamplingParams``, and an ``allowed_range``, first and last token id).
             concurrency: Requests in the engine; as one ends the next begins, and a
                 wave begins when the last is over.
-            timed: ``parts`` of a step: also time those, which costs a little.
+            timed: ``parts`` of a step: also time those; ``launches``: count them.
             cached: Beginnings of prompts, of whole blocks, that are all there will be
                 in the prefix cache; None: it is left as it is.
         """
@@ -72,6 +72,8 @@ class BenchEngine(CommandedEngine):
         if timed == "parts":
             parts = timed_parts(self._runner, self._counters())
             self._round.parts = self._timers.enter_context(parts)
+        elif timed == "launches":
+            self._round.parts = self._timers.enter_context(counted_launches())
         return {}
 
     def step(self, seconds: float = 0.0, core: int | None = None) -> dict[str, Any]:

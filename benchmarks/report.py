@@ -13,6 +13,7 @@ from benchmarks.grid.report import print_report as print_grid
 from benchmarks.host import HostBench
 from benchmarks.http_fuzz import bench as http_fuzz
 from benchmarks.http_fuzz import soak
+from benchmarks.launches import LaunchesBench
 from benchmarks.off import OffBench
 from benchmarks.rollback.report import print_report as print_rollback
 from benchmarks.steps import StepBench
@@ -82,6 +83,9 @@ KINDS: Mapping[str, Kind] = {
         CheckoutsBench.show,
     ),
     "host": Kind("Host time", _keys("cells", "parts", "options"), HostBench.show),
+    "launches": Kind(
+        "Launches", _keys("cells", "kinds", "options"), LaunchesBench.show
+    ),
     "held-out": Kind(
         "Controllers in held-out worlds",
         _keys("summaries", "differences", "scores"),

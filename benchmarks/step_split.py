@@ -1,9 +1,11 @@
-"""Where the time of a step goes: methods wrapped with timers, for a while.
+"""Where the time of a step goes, and what it launches, for a while.
 
-Model Runner V1 of the engine's own process; with the other runner there is no split.
+Methods are wrapped with timers on Model Runner V1 of the engine's own process; with the
+other runner there is no split. Launches are counted with either.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +13,25 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 VERIFY, DRAFT, METRICS = "verify", "draft", "metrics"
+
+_KIND_OF = {
+    "cudaLaunchKernel": "kernels",
+    "cudaLaunchKernelExC": "kernels",
+    "cuLaunchKernel": "kernels",
+    "cuLaunchKernelEx": "kernels",
+    "cudaGraphLaunch": "graphs",
+    "cudaMemcpyAsync": "copies",
+    "cudaMemsetAsync": "copies",
+    "cudaStreamSynchronize": "waits",
+    "cudaEventSynchronize": "waits",
+    "cudaDeviceSynchronize": "waits",
+}
+OPERATIONS = "operations"
+LAUNCHES = (*dict.fromkeys(_KIND_OF.values()), OPERATIONS)
+"""What is counted of a step."""
 
 
 @dataclass
@@ -51,6 +70,21 @@ def timed_parts(
             for name in names:
                 wrap(counter, name, METRICS)
         yield parts
+
+
+@contextmanager
+def counted_launches() -> Iterator[Parts]:
+    """Count what this process launches; `Parts.seconds` has the counts in the end."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    parts, counts = Parts({}), Counter[str]()
+    with profile(activities=activities) as profiler:
+        yield parts
+    for event in profiler.key_averages():
+        kind = _KIND_OF.get(event.key, "")
+        counts[OPERATIONS if event.key.startswith("aten::") else kind] += event.count
+    parts.seconds |= {kind: float(counts[kind]) for kind in LAUNCHES}
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from examples.tiny_model import TINY_MODEL
 from vllm_mtp.tools.engine_process import EngineGroup, EngineProcess
 from vllm_mtp.tools.prompts import load_prompts
 
-Timed = Literal["parts"]
-"""What an engine can time apart in a round, which costs a little."""
+Timed = Literal["parts", "launches"]
+"""What of steps an engine can time or count in a round, which costs a little."""
 
 MAX_CODE_PROMPTS = 128
 

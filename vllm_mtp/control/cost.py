@@ -97,7 +97,7 @@ class _Shape(NamedTuple):
 
 
 def _typical(errors: Sequence[float], most: float) -> float:
-    """Mean of errors that each move it by ``most``; those that agree are no outliers."""
+    """Mean of errors, each of which moves it by ``most``; equals are no outliers."""
     usual = min(median_low(errors), median_high(errors), key=abs)
     shift = min(max(usual, -len(errors) * most), len(errors) * most)
     beside = (min(max(error - usual, -most), most) for error in errors)

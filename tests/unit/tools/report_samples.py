@@ -14,6 +14,8 @@ from benchmarks.grid.journal import Journal
 from benchmarks.grid.summary import summarise as summarise_grid
 from benchmarks.harness import Measurement
 from benchmarks.host import PARTS, HostBench, summarise
+from benchmarks.launches import LaunchesBench
+from benchmarks.step_split import LAUNCHES
 from benchmarks.vocabulary import VocabularyBench
 from tests.unit.benchmarks.grid_records import tiny_options, write_journal
 from vllm_mtp.config import METHOD
@@ -235,6 +237,19 @@ def _host() -> Any:
     return written(bench, {"cells": {"1": cell, "32": cell}, "parts": PARTS})
 
 
+def _launches() -> Any:
+    """Two rounds of one batch."""
+    bench = LaunchesBench()
+    counts = dict.fromkeys(LAUNCHES, 640.0)
+    figures = {
+        "decode_steps": 20,
+        "decode_seconds": 0.1,
+        "decode_split_seconds": counts,
+    }
+    rounds = [dict.fromkeys(bench.contenders, figures)] * 2
+    return written(bench, bench.summarise({1: rounds}))
+
+
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "eval": _eval,
     "compare": _compare,
@@ -242,6 +257,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "doctor": _doctor,
     "verify": _verify,
     "host": _host,
+    "launches": _launches,
     "vocab build": _vocab_build,
 }
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {
