@@ -86,3 +86,20 @@ def test_an_engine_samples_so_if_it_drafts_and_no_other_does() -> None:
             used[method] = type(sampler.topk_topp_sampler)
             greedy(llm, heldout_prompts(1, max_tokens=16), 4)
     assert used == {"mtp": TopKTopPSampler, "mtp_plus": DrawsWithOneNumber}
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+@pytest.mark.parametrize("top_p", [(1.0, 1.0, 1.0), (0.5, 1.0, 0.9), (0.5, 0.6, 0.9)])
+def test_rows_are_cut_as_vllm_cuts_them_all(
+    top_p: tuple[float, ...], with_k: bool
+) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    from vllm_mtp.integration.v1.truncation import truncate
+
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    k = torch.tensor([7, 50, 20]) if with_k else None
+    p = torch.tensor(top_p)
+    wanted = apply_top_k_top_p(logits.clone(), k, p)
+    assert torch.equal(truncate(logits.clone(), k, p), wanted)
+    assert wanted.isinf().any() == (with_k or min(top_p) < 1.0)

@@ -6,41 +6,53 @@ where there is no GPU.
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.engine_jobs import V2
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
+SAMPLINGS = {
+    "greedy": {"temperature": 0.0, "extra_args": {"mtp_plus_k": 0}},
+    "sampled": {"temperature": 1.0, "extra_args": {"mtp_plus_k": 0}},
+    "drafting": {"temperature": 0.0, "extra_args": {"mtp_plus_k": 1}},
+}
 
 
-def usual_steps(sampling: dict[str, Any], folder: Path) -> list[Counter[str]]:
-    """Of an engine without speculation, and of ours.
+class Usual(NamedTuple):
+    """The most frequent kind of step."""
 
-    Not all are: where a block of KV begins its table is written.
-    """
-    result = folder / "result.json"
+    plain: Counter[str]
+    ours: Counter[str]
+    share: float
+    """Of the steps of either engine. Not all: where a block of KV begins its table is
+    written."""
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Usual]:
+    """Of an engine without speculation, and of ours, by kind of request."""
+    folder = tmp_path_factory.mktemp("steps")
     order = {
         "engines": [{}, {"speculative_config": SPECULATION}],
-        "sampling": sampling,
-        "num_reqs": 2,
-        "result": str(result),
+        "samplings": list(SAMPLINGS.values()),
+        "result": str(folder / "result.json"),
     }
     V2.run("tests.support.step_operations:count", order, folder / "log", 300)
-    found = json.loads(result.read_text())
-    if sampling["extra_args"] == {"mtp_plus_k": 0}:
-        assert min(share for _, share in found) > 0.8
-    return [Counter(each) for each, _ in found]
+    plain, ours = json.loads((folder / "result.json").read_text())
+    return {
+        name: Usual(Counter(a), Counter(b), min(of_a, of_b))
+        for name, (a, of_a), (b, of_b) in zip(SAMPLINGS, plain, ours, strict=True)
+    }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_at_k_0_a_step_launches_one_copy_more_at_most(
-    temperature: float, tmp_path: Path
+    kind: str, usual: dict[str, Usual]
 ) -> None:
-    sampling = {"temperature": temperature, "extra_args": {"mtp_plus_k": 0}}
-    plain, ours = usual_steps(sampling, tmp_path)
+    plain, ours, share = usual[kind]
+    assert share > 0.8
     more = ours - plain
     # Greedy steps are verified in our way, with fewer launches than vLLM's.
     assert more.keys() <= {"keep_rows", "vllm_mtp::accept_greedily"}
@@ -48,7 +60,6 @@ def test_at_k_0_a_step_launches_one_copy_more_at_most(
     assert ours.total() <= plain.total() + 1
 
 
-def test_where_it_drafts_there_is_more(tmp_path: Path) -> None:
+def test_where_it_drafts_there_is_more(usual: dict[str, Usual]) -> None:
     """The comparison can fail."""
-    plain, ours = usual_steps({"extra_args": {"mtp_plus_k": 1}}, tmp_path)
-    assert ours.total() > plain.total() + 10
+    assert usual["drafting"].ours.total() > usual["drafting"].plain.total() + 10

@@ -19,33 +19,37 @@ Operations = Counter[str]
 
 
 def count(order: dict[str, Any]) -> None:
-    """Operations of each engine's most frequent kind of step, and their share."""
-    usual = [_usual_step(engine, order) for engine in order["engines"]]
-    Path(order["result"]).write_text(json.dumps(usual))
+    """Of each engine and kind of request: operations of the most frequent kind of step,
+    and its share of steps."""
+    from tests.support.engine_jobs import let_the_cpu_schedule_async
+    from tests.support.engines import engine
+    from tests.support.heldout import BUNDLED_CHECKPOINT
+
+    let_the_cpu_schedule_async()
+    found = []
+    for options in order["engines"]:
+        arguments = {"max_num_seqs": 4, "max_model_len": 64} | options
+        with engine(BUNDLED_CHECKPOINT, **arguments) as llm:
+            steps: list[Operations] = []
+            watch_steps(llm, steps)
+            found.append([_usual(llm, each, steps) for each in order["samplings"]])
+    Path(order["result"]).write_text(json.dumps(found))
 
 
-def _usual_step(
-    options: dict[str, Any], order: dict[str, Any]
+def _usual(
+    llm: Any, sampling: dict[str, Any], steps: list[Operations]
 ) -> tuple[Operations, float]:
     from vllm import SamplingParams, TokensPrompt
 
-    from tests.support.engine_jobs import let_the_cpu_schedule_async
-    from tests.support.engines import engine
-    from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+    from tests.support.heldout import heldout_prompts
 
-    let_the_cpu_schedule_async()
-    parameters = SamplingParams(
-        max_tokens=NUM_TOKENS, ignore_eos=True, **order["sampling"]
-    )
+    parameters = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **sampling)
     prompts = [
         TokensPrompt(prompt_token_ids=list(tokens))
-        for tokens in heldout_prompts(order["num_reqs"], max_tokens=12)
+        for tokens in heldout_prompts(2, max_tokens=12)
     ]
-    arguments = {"max_num_seqs": 4, "max_model_len": 64} | options
-    steps: list[Operations] = []
-    with engine(BUNDLED_CHECKPOINT, **arguments) as llm:
-        watch_steps(llm, steps)
-        llm.generate(prompts, parameters, use_tqdm=False)
+    steps.clear()
+    llm.generate(prompts, parameters, use_tqdm=False)
     kinds = Counter(tuple(sorted(step.items())) for step in steps[SKIPPED:])
     ((usual, number),) = kinds.most_common(1)
     return Counter(dict(usual)), number / kinds.total()

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from vllm.v1.sample import rejection_sampler as theirs
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from vllm_mtp.integration.v1.truncation import truncate
 from vllm_mtp.verification.block import REJECTED, sample_block
 
 
@@ -115,7 +115,7 @@ def distributions(
     temperature = of_rows(given.temperature)
     assert temperature is not None
     logits.div_(temperature[:, None])
-    logits = apply_top_k_top_p(logits, of_rows(given.top_k), of_rows(given.top_p))
+    logits = truncate(logits, of_rows(given.top_k), of_rows(given.top_p))
     return torch.softmax(logits, dim=-1, out=logits)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 from vllm.v1.sample.sampler import Sampler
 
 from vllm_mtp.integration.load.compat import check_attributes
+from vllm_mtp.integration.v1.truncation import truncate
 from vllm_mtp.verification.drawing import draw
 from vllm_mtp.verification.likeliest import likeliest_tokens
 
@@ -44,7 +45,7 @@ class DrawsWithOneNumber(TopKTopPSampler):
             theirs: tuple[torch.Tensor, torch.Tensor | None]
             theirs = super().forward_cpu(logits, generators, k, p)
             return theirs
-        logits = apply_top_k_top_p(logits, k, p)
+        logits = truncate(logits, k, p)
         weights = logits.softmax(dim=-1, dtype=torch.float32)
         return draw(weights, torch.rand(len(weights), dtype=torch.float64)), None
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from vllm_mtp.drafting.temperature import DraftTemperature
 from vllm_mtp.integration.v1.logits_processors import min_p_of
+from vllm_mtp.integration.v1.truncation import truncate
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts
 from vllm_mtp.verification.drawing import draw
 
@@ -79,7 +79,7 @@ class DrawsLikeTarget(SpecDecodeBaseProposer):
         top_k, top_p = sampling_metadata.top_k, sampling_metadata.top_p
         if top_k is not None:  # unset it is the size of the whole vocabulary
             top_k = top_k.clamp(max=logits.shape[1])
-        return apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1)
+        return truncate(scaled, top_k, top_p).softmax(dim=-1)
 
 
 def _sure_where_unknown(

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import rejection_sampler as theirs
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from vllm_mtp.drafting.temperature import MAX_ROWS
@@ -22,6 +21,7 @@ from vllm_mtp.integration.v1.logits_processors import (
     is_plainly_greedy,
     is_plainly_sampled,
 )
+from vllm_mtp.integration.v1.truncation import truncate
 from vllm_mtp.integration.v1.verified_rows import verified_rows
 from vllm_mtp.verification.drawing import draw
 from vllm_mtp.verification.likeliest import likeliest_tokens
@@ -297,8 +297,7 @@ def _constrained(
     logits = sampler.apply_temperature(logits, given.temperature, given.all_random)
     for processor in given.logitsprocs.argmax_invariant:
         logits = processor.apply(logits)
-    constrained: torch.Tensor = apply_top_k_top_p(logits, given.top_k, given.top_p)
-    return constrained
+    return truncate(logits, given.top_k, given.top_p)
 
 
 class _Choices:

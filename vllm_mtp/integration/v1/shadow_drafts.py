@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+from vllm_mtp.integration.v1.truncation import truncate
 
 
 class ShadowTest:
@@ -92,7 +93,7 @@ class ShadowTest:
         chosen, drafted = (torch.tensor(i, device=device) for i in (rows, places))
         logits = logits[chosen].float()
         if top_k is not None or top_p is not None:
-            logits = apply_top_k_top_p(logits, _of(top_k, chosen), _of(top_p, chosen))
+            logits = truncate(logits, _of(top_k, chosen), _of(top_p, chosen))
         asked = self._token_ids[drafted].long()
         of_token = logits.gather(1, asked[:, None])[:, 0]
         wanted = (of_token - logits.logsumexp(dim=-1)).exp()
