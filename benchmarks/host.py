@@ -27,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Measurement
-from benchmarks.modelless import Modelless
 from benchmarks.spread import Spread
 from vllm_mtp.config import METHOD, VLLM_METHOD
 from vllm_mtp.tools.engine_process import NO_SPECULATION
@@ -69,6 +68,9 @@ class HostBench(Measurement):
         return {"cells": cells, "parts": PARTS}
 
     def _play(self, num_requests: int, console: Console) -> dict[str, Any]:
+        # Imports vLLM, which other commands do not need.
+        from benchmarks.modelless import Modelless
+
         console.print(f"{num_requests} requests at a time", highlight=False)
         model = resolve_model(self.model)
         running = {

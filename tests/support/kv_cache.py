@@ -89,10 +89,10 @@ def _find_pending(worker: Any) -> Pending:
     store = drafter.pending
     positions = {}
     if store is not None:
-        owners = torch.from_numpy(store._owners[: store.num_rows])
+        owners = torch.from_numpy(store._owners)
         for request_id, number in store._numbers.items():
             rows = (owners == number).nonzero()[:, 0]
-            positions[request_id] = store._positions[rows]
+            positions[request_id] = store.positions[rows]
     return Pending(frozenset(layers), positions)
 
 

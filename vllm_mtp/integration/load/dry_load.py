@@ -135,24 +135,16 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
     if at_the_end is not None and _wants_numbers(at_the_end):
         raise UndecidedError(_line(at_the_end))
     refused = dict(_refused(writes, headers, raised))
-    sources, taken = writes.sources(), writes.num_taken()
+    sources, partly_taken = writes.sources(), _partly_taken(model, writes, headers)
     found = _find_names(writes, headers, refused, num_layers)
     unknown = {name: line for name, line in refused.items() if name not in found}
     wrong_shape = {
         name: f"{list(headers[name].shape)} instead of {list(shape)}"
         for name, shape in found.items()
         if name in headers
-    } | {
-        name: f"{list(headers[name].shape)} of which vLLM takes {taken[name]} numbers"
-        for name, owner in sources.items()
-        if taken[name] < prod(headers[name].shape) and is_plain(model, owner)
-    }
+    } | partly_taken
     missing = [name for name in found if name not in headers]
-    nameless = [
-        name
-        for name in writes.incomplete()
-        if not writes.regions[name] and is_plain(model, name)
-    ]
+    nameless = _nameless(model, writes)
     own = [name for name in headers if name in sources or name in wrong_shape]
     # An error at the end may be why nothing was written.
     return DryLoad(
@@ -163,6 +155,27 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
         wrong_shape,
         unknown,
     )
+
+
+def _nameless(model: Any, writes: _Writes) -> list[str]:
+    """Parameters that nothing was written to, as vLLM calls them."""
+    return [
+        name
+        for name in writes.incomplete()
+        if not writes.regions[name] and is_plain(model, name)
+    ]
+
+
+def _partly_taken(
+    model: Any, writes: _Writes, headers: Mapping[str, Header]
+) -> dict[str, str]:
+    """Weights that the loader takes a part of, and how much that is."""
+    taken = writes.num_taken()
+    return {
+        name: f"{list(headers[name].shape)} of which vLLM takes {taken[name]} numbers"
+        for name, owner in writes.sources().items()
+        if taken[name] < prod(headers[name].shape) and is_plain(model, owner)
+    }
 
 
 def _refused(

@@ -23,6 +23,7 @@ from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
+from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
@@ -47,7 +48,7 @@ class _MTPPlusSpeculator(
     _num_rejected: torch.Tensor | None = None
     """``[num_reqs]``, from verification to drafting, in scrub mode."""
     _draft_slots_buffer: torch.Tensor | None = None
-    proposals: Any = None
+    proposals: Proposals | None = None
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
@@ -173,9 +174,7 @@ class _MTPPlusSpeculator(
         accepted as often as the target says it."""
         token_id, requests = 0, input_batch.idx_mapping
         if self.proposals is not None:
-            token_id = self.proposals.propose_first(
-                requests, input_batch.idx_mapping_np
-            )
+            token_id = self.proposals.propose_first(input_batch)
         elif self.draft_logits is not None:
             self.draft_logits[requests] = -torch.inf
             self.draft_logits[requests, :, 0] = 0.0
