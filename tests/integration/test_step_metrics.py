@@ -75,12 +75,14 @@ def test_wishes_and_waiting_come_before_what_the_controller_said() -> None:
 def test_slots_of_tokens_that_the_grammar_forbids_are_rolled_back_too() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
     metrics.forbidden({"a": 4, "b": 3}, {"a": 2})
-    verified = (RequestOutcome("a", 2, 1),)
-    metrics.finished(StepOutcome(verified, 1, 5, 0.1, num_decode_requests=1))
-    stats = taken(metrics)
-    assert stats.drafted == [1, 1, 0, 0]
-    assert stats.accepted == [1, 0, 0, 0]
-    assert stats.draft_lengths == [0, 0, 0, 0, 1]
+    stats = taken(metrics)  # before the step's outcome is delivered
+    assert min(stats.draft_lengths) == 0
+    verified = (RequestOutcome("a", 2, 1), RequestOutcome("b", 3, 3))
+    metrics.finished(StepOutcome(verified, 2, 9, 0.1, num_decode_requests=2))
+    stats.add(taken(metrics))
+    assert stats.drafted == [2, 2, 1, 0]
+    assert stats.accepted == [2, 1, 1, 0]
+    assert stats.draft_lengths == [0, 0, 0, 1, 1]
     assert stats.num_rejected_slots == 3
 
 

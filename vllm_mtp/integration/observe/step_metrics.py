@@ -100,6 +100,8 @@ class StepMetrics:
         self._first_tokens: dict[str, list[int]] = {}
         """By request: first draft tokens verified and accepted."""
         self._handed_over_at_s = 0.0
+        self._counted_already: Counter[int] = Counter()
+        """Drafts by draft tokens that are left of them, see `forbidden`."""
         self._waiting: list[StepOutcome] = []
         """Steps that are not counted yet."""
 
@@ -155,7 +157,8 @@ class StepMetrics:
                 self._stats.num_rejected_slots += number
                 self._stats.draft_lengths[rows] += 1
                 if rows > number:  # else nothing is left that counts as a draft
-                    self._stats.draft_lengths[rows - number] -= 1
+                    # The step's outcome comes later, maybe after a hand-over.
+                    self._counted_already[rows - number] += 1
 
     def finished(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
@@ -182,7 +185,9 @@ class StepMetrics:
         kinds = Counter(map(itemgetter(1, 2), verified))
         for (drafted, accepted), number in kinds.items():
             if drafted:
-                stats.draft_lengths[drafted] += number
+                already = min(number, self._counted_already[drafted])
+                self._counted_already[drafted] -= already
+                stats.draft_lengths[drafted] += number - already
             stats.num_rejected_slots += number * (drafted - accepted)
             for position in range(drafted):
                 stats.drafted[position] += number
