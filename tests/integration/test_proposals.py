@@ -15,7 +15,14 @@ from scipy.stats import chisquare
 
 from tests.e2e.exactness.samples import ALPHA, IS_LONG
 from tests.support.engine_jobs import V2
-from tests.support.proposal_runs import BUGS, MOVED, complete, exact
+from tests.support.proposal_runs import (
+    BUGS,
+    LISTED,
+    MOVED,
+    TOP_K,
+    complete,
+    exact,
+)
 
 METHODS = ("standard", "block")
 NUM_REQUESTS, NUM_TOKENS = 600, 2
@@ -33,10 +40,25 @@ def obeyed(command: str, order: dict[str, Any], folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Texts]:
-    """By sampler and bug: of one batch."""
-    found: dict[str, Texts] = obeyed("compare", {}, tmp_path_factory.mktemp("texts"))
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of one batch."""
+    found: dict[str, Any] = obeyed("compare", {}, tmp_path_factory.mktemp("texts"))
     return found
+
+
+@pytest.fixture(scope="module")
+def texts(compared: dict[str, Any]) -> dict[str, Texts]:
+    """By sampler and bug."""
+    found: dict[str, Texts] = compared["texts"]
+    return found
+
+
+def test_sampled_requests_are_drafted_for_within_their_top_k(
+    compared: dict[str, Any],
+) -> None:
+    columns = compared["num_columns"]
+    assert set(columns["sampled"]) == {TOP_K}
+    assert set(columns["greedy"]) == {len(LISTED)}
 
 
 @pytest.mark.parametrize("method", METHODS)

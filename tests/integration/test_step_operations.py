@@ -16,7 +16,7 @@ SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 SAMPLINGS = {
     "greedy": {"temperature": 0.0, "extra_args": {"mtp_plus_k": 0}},
     "sampled": {"temperature": 1.0, "extra_args": {"mtp_plus_k": 0}},
-    "drafting": {"temperature": 0.0, "extra_args": {"mtp_plus_k": 1}},
+    "drafting": {"temperature": 1.0, "top_k": 3, "extra_args": {"mtp_plus_k": 1}},
 }
 
 
@@ -63,3 +63,4 @@ def test_at_k_0_a_step_launches_one_copy_more_at_most(
 def test_where_it_drafts_there_is_more(usual: dict[str, Usual]) -> None:
     """The comparison can fail."""
     assert usual["drafting"].ours.total() > usual["drafting"].plain.total() + 10
+    assert usual["drafting"].ours["truncate_rows"] == 1

@@ -18,6 +18,7 @@ LISTED = (6, 2, 1, 4)
 OTHERS = (0, 3, 5, 1)
 MAX_DRAFTS = 2
 TEMPERATURE = 0.8
+TOP_K = 3
 
 Text = tuple[int, ...]
 Bug = Callable[["Engine"], None]
@@ -65,7 +66,8 @@ def compare(order: dict[str, Any]) -> None:
         for name in ("", "theirs", *(BUGS if method == "block" else ())):
             engine = Engine(method, [2, 1, 0, 2, 2, 1, 2, 2], is_mixed=True)
             texts[f"{method} {name}".strip()] = engine.verify(name)
-    Path(order["result"]).write_text(json.dumps(texts))
+    result = {"texts": texts, "num_columns": engine.num_columns()}
+    Path(order["result"]).write_text(json.dumps(result))
 
 
 def sample(order: dict[str, Any]) -> None:
@@ -125,6 +127,15 @@ class Engine:
         output = sampler(self._target_rows(), self._batch(), cached, None)
         tokens, counts = output.sampled_token_ids.tolist(), output.num_sampled.tolist()
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
+
+    def num_columns(self) -> dict[str, list[int]]:
+        """Columns that drafts could be drawn from, of greedy requests and others."""
+        counts = self.proposals.logits.isfinite().sum(dim=-1)
+        is_greedy = self.states.temperature.gpu == 0.0
+        return {
+            "greedy": counts[is_greedy].flatten().tolist(),
+            "sampled": counts[~is_greedy].flatten().tolist(),
+        }
 
     def _draw(self) -> Any:
         """``[num_reqs, MAX_DRAFTS]`` token ids, as the speculator draws them."""
@@ -196,7 +207,7 @@ class Engine:
 
 
 def _states(temperature: Any) -> SimpleNamespace:
-    """As much of vLLM's ``SamplingStates`` as is asked for; top-k is 3."""
+    """As much of vLLM's ``SamplingStates`` as is asked for."""
     import torch
 
     def both(values: Any) -> SimpleNamespace:
@@ -207,7 +218,7 @@ def _states(temperature: Any) -> SimpleNamespace:
         vocab_size=VOCAB_SIZE,
         temperature=both(temperature),
         seeds=both(torch.arange(num_reqs) * 7919),
-        top_k=both(torch.full((num_reqs,), 3, dtype=torch.int32)),
+        top_k=both(torch.full((num_reqs,), TOP_K, dtype=torch.int32)),
         top_p=both(torch.ones(num_reqs)),
         min_p=both(torch.zeros(num_reqs)),
         max_num_logprobs=lambda requests: -1,
