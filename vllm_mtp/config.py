@@ -204,7 +204,7 @@ REFUSED_KEYS: Mapping[str, str] = {
         "mtp_plus chooses the draft length itself; remove it"
     ),
     "enable_adaptive_verification": (
-        "mtp_plus chooses the draft length itself; remove it"
+        "mtp_plus verifies adaptively by itself where that works; remove it"
     ),
     "synthetic_acceptance_rates": "synthetic acceptance is not lossless; remove it",
     "synthetic_acceptance_length": "synthetic acceptance is not lossless; remove it",

@@ -82,6 +82,10 @@ class RequestOutcome(NamedTuple):
     confidences: tuple[float, ...] = ()
     """Of the draft tokens, and of those drafted beyond them, in order: logit of the
     proposal's first choice minus that of its second. Empty where unknown."""
+    num_left_out: int = 0
+    """Draft tokens after those, which were not verified for others' sake."""
+    num_would_be_accepted: int = 0
+    """Of those left out, by their confidences; 0 after a rejection."""
 
     @property
     def acceptance_length(self) -> int:

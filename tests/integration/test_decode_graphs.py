@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays
 from vllm_mtp.integration.v2.decode_graphs import mix_draft_lengths, thinned
 from vllm_mtp.integration.v2.speculator import MTPPlusSpeculator
 
@@ -308,3 +309,31 @@ def test_few_sizes_are_kept() -> None:
 
 def test_no_size_stays_no_size() -> None:
     assert thinned([]) == []
+
+
+@pytest.mark.parametrize("max_num_reqs", [16, 256, 1024])
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_costs_are_taken_of_the_graphs_that_steps_with_drafts_replay(
+    max_num_reqs: int, depth: int
+) -> None:
+    target = ours(max_num_reqs, depth, SIZES).target
+    manager = VerifiesWhatPays.__new__(VerifiesWhatPays)
+    manager.model_runner = SimpleNamespace(
+        cudagraph_manager=target, decode_query_len=depth + 1
+    )
+    manager.req_states = SimpleNamespace(
+        max_num_batched_tokens=8192, max_num_reqs=max_num_reqs
+    )
+    batches = list(manager.batches_to_profile(target.captured_token_counts()))
+    assert all(b["num_tokens"] <= 8192 for b in batches)
+    decodes = {b["num_tokens"] for b in batches if b.get("uniform_decode")}
+    largest = max(SIZES[-1] // (depth + 1), 1) * (depth + 1)
+    for num_tokens in decodes:
+        num_reqs, rest = divmod(num_tokens, depth + 1)
+        assert not rest
+        assert num_reqs <= max_num_reqs
+        if num_tokens <= min(largest, max_num_reqs * (depth + 1)):
+            graph = of_step(target, [depth + 1] * num_reqs)
+            assert graph.cg_mode == FULL
+            assert graph.max_query_len == depth + 1
+    assert len(decodes) > 4

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from vllm_mtp.control.kv_backfill import backfilled_now
 from vllm_mtp.integration.scheduler import step_records
+from vllm_mtp.integration.scheduler.messages import Choice
 from vllm_mtp.integration.scheduler.pending_counts import (
     Backfill,
     PendingCounts,
@@ -175,3 +176,22 @@ def test_every_backlog_ends_and_no_step_backfills_much(
         assert caught_up <= limit or caught_up == most
         waiting = {i: 0 if i in chosen else n for i, n in waiting.items()}
     assert not any(waiting.values())
+
+
+def test_what_the_device_leaves_out_is_no_row_and_not_verified() -> None:
+    records = StepRecords(False)
+    records.open(step(3))
+    record = records.close()
+    three = [RequestOutcome("a", 3, 1), RequestOutcome("b", 3, 0)]
+    three.append(RequestOutcome("grammar", 2, 2))
+    choices = {"a": Choice(1, 5), "b": Choice(2, 1), "grammar": Choice(3, 0)}
+    record.set_verified(three, choices)
+    outcome = record.outcome
+    assert outcome.num_scheduled_tokens == 9 - 2 - 1
+    assert outcome.requests == (
+        # All that were verified are accepted: others would have been, but no more
+        # than there are.
+        RequestOutcome("a", 1, 1, num_left_out=2, num_would_be_accepted=2),
+        RequestOutcome("b", 2, 0, num_left_out=1),
+        RequestOutcome("grammar", 2, 2),
+    )

@@ -216,8 +216,9 @@ class SurvivalModel:
 
     def _group(self, outcomes: Sequence[RequestOutcome]) -> dict[_Key, list[str]]:
         groups: dict[_Key, list[str]] = {}
-        for request_id, drafted, accepted, confidences in outcomes:
-            drafted = min(drafted, self.max_draft_length)
+        for request_id, drafted, accepted, confidences, left_out, would in outcomes:
+            drafted = min(drafted + left_out, self.max_draft_length)
+            accepted += would
             if drafted <= 0:
                 continue
             class_id = self.class_of.get(request_id)

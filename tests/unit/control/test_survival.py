@@ -325,3 +325,24 @@ def test_what_hardly_varies_is_no_surprise(monkeypatch: pytest.MonkeyPatch) -> N
     model = SurvivalModel(K_MAX)
     teach(model, {"r": [0.9] * K_MAX}, 2000, random.Random(3))
     assert len(alarms) < 12
+
+
+@pytest.mark.parametrize("has_imputed", [True, False])
+def test_leaving_out_unlikely_drafts_does_not_bias_the_estimate(
+    has_imputed: bool,
+) -> None:
+    """Half of the draft tokens are sure, half are not; the device verifies the sure."""
+    model, rng, believed = SurvivalModel(1), random.Random(3), []
+    for _ in range(2000):
+        chance = rng.choice([0.95, 0.25])
+        is_accepted = rng.random() < chance
+        outcome = RequestOutcome("r", 1, int(is_accepted))
+        if chance < 0.5:
+            would_be = int(is_accepted) if has_imputed else 0
+            outcome = RequestOutcome(
+                "r", 0, 0, num_left_out=1, num_would_be_accepted=would_be
+            )
+        model.observe([outcome])
+        believed.append(survival_of(model, "r")[0])
+    error = statistics.mean(believed) - 0.6
+    assert (abs(error) < 0.03) == has_imputed

@@ -174,7 +174,7 @@ class StepMetrics:
         shadow = [each for outcome in self._waiting for each in outcome.shadow_drafts]
         self._waiting.clear()
         self._count_drafts(verified)
-        for request_id, drafted, accepted, _ in verified + shadow:
+        for request_id, drafted, accepted, *_ in verified + shadow:
             if drafted:
                 first = self._first_tokens.setdefault(request_id, [0, 0])
                 first[0] += 1

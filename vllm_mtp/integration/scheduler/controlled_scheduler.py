@@ -221,7 +221,10 @@ class ControlledScheduler(Scheduler):
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         record = self._records.close()
-        record.verified = self._outcomes(scheduler_output, model_runner_output)
+        record.set_verified(
+            self._outcomes(scheduler_output, model_runner_output),
+            report_of(model_runner_output).choices,
+        )
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._records.updated(record)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds, ModelRunnerOutput
@@ -91,6 +92,14 @@ class VocabularyState(NamedTuple):
     is_in_use: bool
 
 
+class Choice(NamedTuple):
+    """What the device has made of a request's draft tokens."""
+
+    num_verified: int
+    num_would_be_accepted: int
+    """Of the next ones, drawn by how sure they were, should all of those be."""
+
+
 class WorkerReport(NamedTuple):
     """What a worker has to say beside a step's output; most often nothing."""
 
@@ -101,6 +110,8 @@ class WorkerReport(NamedTuple):
     """The part of drafting that has just failed."""
     mixes_draft_lengths: bool = False
     """Said once: CUDA graphs serve any mix of draft lengths."""
+    choices: Mapping[str, Choice] = {}
+    """By request id, where draft tokens were left out on the device."""
 
 
 NOTHING = WorkerReport()
@@ -113,17 +124,44 @@ class ReportingOutput(ModelRunnerOutput):
     report: WorkerReport = field(default=NOTHING)
 
 
+class VerifiedDrafts(NamedTuple):
+    """What the device has chosen of a step's drafts, on its way to the host."""
+
+    request_ids: list[str]
+    # [2, num_reqs], the fields of `Choice`; right once the step's output is here
+    counts: np.ndarray
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """By request id."""
+        choices = map(Choice._make, self.counts.T.tolist())
+        return dict(zip(self.request_ids, choices, strict=True))
+
+
 class _AsyncReportingOutput(AsyncModelRunnerOutput):
     """An output that is still being copied to the host, with a report."""
 
-    def __init__(self, inner: AsyncModelRunnerOutput, report: WorkerReport) -> None:
-        self._inner, self._report = inner, report
+    def __init__(
+        self,
+        inner: AsyncModelRunnerOutput,
+        report: WorkerReport,
+        verified: VerifiedDrafts | None,
+    ) -> None:
+        self._inner, self._report, self._verified = inner, report, verified
 
     def get_output(self) -> ModelRunnerOutput:
-        return _with(ReportingOutput, self._inner.get_output(), report=self._report)
+        output, report = self._inner.get_output(), self._report
+        if self._verified is not None:
+            report = report._replace(choices=self._verified.choices)
+        return _with(ReportingOutput, output, report=report)
 
 
-def with_report(output: Any, report: WorkerReport, is_first: bool = False) -> Any:
+def with_report(
+    output: Any,
+    report: WorkerReport,
+    is_first: bool = False,
+    verified: VerifiedDrafts | None = None,
+) -> Any:
     """The same output with a report, if it can carry one and there is any.
 
     Args:
@@ -132,11 +170,12 @@ def with_report(output: Any, report: WorkerReport, is_first: bool = False) -> An
         report: What the worker has to say.
         is_first: Of this worker: it carries a report anyhow, and that it arrives is how
             the scheduler knows that later ones would.
+        verified: Where draft tokens were left out; of async outputs.
     """
-    if report == NOTHING and not is_first:
+    if report == NOTHING and not is_first and verified is None:
         return output
     if isinstance(output, AsyncModelRunnerOutput):
-        return _AsyncReportingOutput(output, report)
+        return _AsyncReportingOutput(output, report, verified)
     if not isinstance(output, ModelRunnerOutput):
         return output
     return _with(ReportingOutput, output, report=report)

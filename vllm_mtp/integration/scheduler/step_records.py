@@ -11,11 +11,12 @@ a queue until the step's output comes back::
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
+from vllm_mtp.integration.scheduler.messages import Choice
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 
@@ -32,6 +33,25 @@ class StepRecord:
     verified: list[RequestOutcome] = field(default_factory=list)
     shadow_drafts: list[RequestOutcome] = field(default_factory=list)
 
+    def set_verified(
+        self, scheduled: list[RequestOutcome], choices: Mapping[str, Choice]
+    ) -> None:
+        """What became of draft tokens.
+
+        Args:
+            scheduled: As if all that were scheduled had been verified.
+            choices: By request id, where the device left some out.
+        """
+        self.verified = scheduled
+        if choices:
+            self.verified = [
+                _as_chosen(outcome, choices[outcome.request_id])
+                for outcome in scheduled
+            ]
+            num_rows = self.scheduled.num_scheduled_tokens
+            num_rows -= sum(outcome.num_left_out for outcome in self.verified)
+            self.scheduled = self.scheduled._replace(num_scheduled_tokens=num_rows)
+
     @property
     def outcome(self) -> StepOutcome:
         return self.scheduled._replace(
@@ -39,6 +59,19 @@ class StepRecord:
             requests=tuple(self.verified),
             shadow_drafts=tuple(self.shadow_drafts),
         )
+
+
+def _as_chosen(outcome: RequestOutcome, choice: Choice) -> RequestOutcome:
+    # Those that a grammar forbade were never counted.
+    verified = min(choice.num_verified, outcome.num_draft_tokens)
+    left_out = outcome.num_draft_tokens - verified
+    is_rejected = outcome.num_accepted_tokens < verified
+    would_be_accepted = 0 if is_rejected else choice.num_would_be_accepted
+    return outcome._replace(
+        num_draft_tokens=verified,
+        num_left_out=left_out,
+        num_would_be_accepted=min(would_be_accepted, left_out),
+    )
 
 
 class StepRecords:

@@ -43,7 +43,7 @@ SAMPLER_ATTRIBUTES = (
     "sampling_states",
     "trace_replay_state",
 )
-REJECTION_ATTRIBUTES = ("enable_adaptive_verification", "synthetic_conditional_rates")
+REJECTION_ATTRIBUTES = ("synthetic_conditional_rates",)
 
 
 class GreedyVerification:
@@ -172,7 +172,6 @@ def verifies_tokens_alone(runner: Any) -> bool:
     check_attributes(rejection, REJECTION_ATTRIBUTES)
     return (
         rejection.synthetic_conditional_rates is None
-        and not rejection.enable_adaptive_verification
         and sampler.trace_replay_state is None
         and not sampler.compute_nans
         and not sampler.return_sampling_mask

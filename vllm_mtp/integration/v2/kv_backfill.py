@@ -91,7 +91,8 @@ class BackfillsKV(DraftModelSpeculator):
             state.num_spec_tokens_to_schedule,
             batch.num_reqs,
             batch.num_tokens,
-            batch.num_draft_tokens,
+            # As the scheduler knows them, whatever is left out of them on the device.
+            0 if batch.num_draft_tokens_per_req is None else batch.num_reqs,
         )
 
     def keep_pending(self, state: Any) -> None:

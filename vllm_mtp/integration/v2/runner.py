@@ -3,13 +3,20 @@
 from typing import Any
 
 import torch
+from vllm.v1.worker.gpu.async_utils import async_copy_to_np
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vllm_mtp.integration.load.compat import check_attributes
+from vllm_mtp.integration.load.extend import extend
+from vllm_mtp.integration.scheduler.messages import VerifiedDrafts
+from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays, announce
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 from vllm_mtp.integration.v2.rejection_sampler import replace_rejection_sampler
 from vllm_mtp.integration.worker.reports import Reports
 
 RUNNER_ATTRIBUTES = (
+    "adaptive_verification",
     "batch_sharder",
     "device",
     "execute_model_state",
@@ -25,8 +32,13 @@ class MTPPlusRunner(Reports, GPUModelRunner):
 
     _speculator: Any = None
     _greedy: GreedyVerification | None = None
+    adaptive_verification: Any
     _skips_mtp_layers = False
     """In the step whose tokens are being sampled."""
+    _leaves_out = False
+    """Whether the step that is under way has fewer rows than were scheduled."""
+    _verified: VerifiedDrafts | None = None
+    """Of that step, if so."""
 
     @property
     def speculator(self) -> Any:
@@ -42,6 +54,33 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         super().load_model(*args, **kwargs)
         replace_rejection_sampler(self)
         self._greedy = GreedyVerification(self)
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        announce(self)
+        super().initialize_kv_cache(*args, **kwargs)
+        if self.adaptive_verification is not None:
+            check_attributes(self, ("attn_groups", "decode_query_len"))
+            extend(self.adaptive_verification, VerifiesWhatPays)
+            self.adaptive_verification.model_runner = self
+
+    def prepare_inputs(
+        self, scheduler_output: Any, *args: Any, **kwargs: Any
+    ) -> InputBatch:
+        adaptive = self.adaptive_verification
+        self._leaves_out = bool(
+            adaptive is not None
+            and adaptive.leaves_out
+            and scheduler_output.scheduled_spec_decode_tokens
+        )
+        if self.rejection_sampler is not None:
+            self.rejection_sampler.enable_adaptive_verification = self._leaves_out
+        if self._leaves_out:
+            return super().prepare_inputs(scheduler_output, *args, **kwargs)
+        self.adaptive_verification = None
+        try:
+            return super().prepare_inputs(scheduler_output, *args, **kwargs)
+        finally:
+            self.adaptive_verification = adaptive
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._speculator.expect(scheduler_output)
@@ -60,7 +99,8 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         if skips:
             with speculator.surviving():
                 speculator.keep_pending(state)
-        return self.with_report(output, speculator)
+        verified, self._verified = self._verified, None
+        return self.with_report(output, speculator, verified)
 
     def sample(
         self,
@@ -76,4 +116,8 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             result = super().sample(hidden_states, input_batch, grammar_output)
         output, num_sampled, _ = result
         self._speculator.commit(output.sampled_token_ids, num_sampled)
+        if self._leaves_out:
+            # Here before vLLM's copy of the tokens, for which the host waits anyhow.
+            choice = async_copy_to_np(self.adaptive_verification.choice(input_batch))
+            self._verified = VerifiedDrafts(input_batch.req_ids, choice)
         return result

@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
+from vllm_mtp.integration.v2 import adaptive_verification
 from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
@@ -49,6 +50,18 @@ class _MTPPlusSpeculator(
     """``[num_reqs]``, from verification to drafting, in scrub mode."""
     _draft_slots_buffer: torch.Tensor | None = None
     proposals: Proposals | None = None
+    acceptance_estimator: Any = None
+
+    @property
+    def enable_adaptive_verification(self) -> bool:
+        """vLLM asks once the target's attention backends are there."""
+        return self.acceptance_estimator is not None and (
+            adaptive_verification.is_supported(self.model_runner)
+        )
+
+    @enable_adaptive_verification.setter
+    def enable_adaptive_verification(self, is_asked_for: bool) -> None:
+        """What the user wrote, which decides nothing."""
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
@@ -136,6 +149,7 @@ class _MTPPlusSpeculator(
             **kwargs: vLLM's, the draft depth of the step among them.
         """
         if dummy_run:
+            self._expect_graph(input_batch)
             return super().propose(input_batch, *args, dummy_run=True, **kwargs)
         if not self.has_failed:
             with self.surviving():
@@ -152,8 +166,7 @@ class _MTPPlusSpeculator(
         # Without a depth it drafts as deep as it can.
         self.drafts_nothing = num_speculative_tokens == 0
         self.begin_drafts(input_batch)
-        if self.mixes_draft_lengths:
-            self.prefill_cudagraph_manager.expect(input_batch)
+        self._expect_graph(input_batch)
         if not self.drafts_nothing:
             self.backfill(input_batch)
         draft_tokens = super().propose(
@@ -168,6 +181,10 @@ class _MTPPlusSpeculator(
             self._scrub_drafted(input_batch, self._num_rejected)
         self._num_rejected = None
         return draft_tokens
+
+    def _expect_graph(self, input_batch: Any) -> None:
+        if self.mixes_draft_lengths:
+            self.prefill_cudagraph_manager.expect(input_batch)
 
     def _first_tokens(self, input_batch: Any) -> torch.Tensor:
         """One token for all drafts that are still owed, certain to be proposed, and so
@@ -303,6 +320,10 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
     check_attributes(runner.speculator, (*SPECULATOR_ATTRIBUTES, *BACKFILL_ATTRIBUTES))
     runner.speculator.rollback = rollback
     runner.speculator.model_runner = runner
+    runner.speculator.use_acceptance_estimator = (
+        runner.speculator.can_mix_draft_lengths
+        and adaptive_verification.goes_with(runner.vllm_config)
+    )
     runner.speculator.prepare_to_disable()
     _extend(runner)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_mtp.integration.scheduler.messages import with_report
+from vllm_mtp.integration.scheduler.messages import VerifiedDrafts, with_report
 
 
 class Reports:
@@ -10,12 +10,20 @@ class Reports:
 
     _has_reported = False
 
-    def with_report(self, output: Any, drafter: Any) -> Any:
-        """A step's output, with the report of a drafter (`take_report`)."""
+    def with_report(
+        self, output: Any, drafter: Any, verified: VerifiedDrafts | None = None
+    ) -> Any:
+        """A step's output, with the report of a drafter (`take_report`).
+
+        Args:
+            output: vLLM's.
+            drafter: Ours.
+            verified: Where draft tokens were left out.
+        """
         report, is_first = drafter.take_report(), not self._has_reported
         if is_first:
             report = report._replace(mixes_draft_lengths=drafter.mixes_draft_lengths)
-        reported = with_report(output, report, is_first)
+        reported = with_report(output, report, is_first, verified)
         # It may have had no output to give.
         self._has_reported = self._has_reported or reported is not output
         return reported
