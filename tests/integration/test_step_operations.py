@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.engine_jobs import V2
+from tests.support.step_operations import WAITS
 
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 SAMPLINGS = {
@@ -64,3 +65,11 @@ def test_where_it_drafts_there_is_more(usual: dict[str, Usual]) -> None:
     """The comparison can fail."""
     assert usual["drafting"].ours.total() > usual["drafting"].plain.total() + 10
     assert usual["drafting"].ours["truncate_rows"] == 1
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_no_step_waits_for_the_device(kind: str, usual: dict[str, Usual]) -> None:
+    """Not more often than one of an engine without speculation, which never does."""
+    for operations in usual[kind]:
+        if isinstance(operations, Counter):
+            assert not [name for name in operations if name.startswith(WAITS)]

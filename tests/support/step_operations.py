@@ -5,6 +5,7 @@ launched, not how long they take.
 """
 
 import json
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ SKIPPED = 8
 """Steps before any is counted: prompts, and drafting that has not been disabled yet."""
 
 Operations = Counter[str]
+WAITS = "waits:"
+"""Before the name of an operation for whose result the host waits, on a GPU."""
+_READ = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
 
 
 def count(order: dict[str, Any]) -> None:
@@ -74,6 +78,25 @@ def watch_steps(llm: Any, steps: list[Operations]) -> None:
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens
 
 
+def _waits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the size of a result, or more, has to be read from the device.
+
+    But for what would be on the host with a GPU, too.
+    """
+    return _reads(name, args, kwargs) and not any(
+        "cpu_attn.py" in frame.filename or "cpu_upper_bound" in (frame.line or "")
+        for frame in traceback.extract_stack()
+    )
+
+
+def _reads(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name == "aten::repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("aten::index", "aten::index_put_"):
+        return any(each is not None and each.dtype.itemsize == 1 for each in args[1])
+    return name in _READ
+
+
 @contextmanager
 def counted(into: Operations) -> Iterator[None]:
     """Count what is launched within; views and what is empty launch nothing."""
@@ -90,6 +113,8 @@ def counted(into: Operations) -> Iterator[None]:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             name = function.overloadpacket._qualified_op_name
+            if self.is_on and _waits(name, args, kwargs or {}):
+                into[f"{WAITS} {name}"] += 1
             result = function(*args, **kwargs or {})
             is_empty = isinstance(result, torch.Tensor) and not result.numel()
             if self.is_on and not function.is_view and not is_empty:
