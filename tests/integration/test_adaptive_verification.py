@@ -17,6 +17,8 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
 from tests.support.draft_trees import VOCAB_SIZE, Prefix, Tree, distance
 from tests.support.engine_jobs import V2
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
+from vllm_mtp.config import MTPPlusConfig
+from vllm_mtp.integration.load.settings import SETTINGS_KEY
 from vllm_mtp.integration.v2 import adaptive_verification
 from vllm_mtp.integration.v2.adaptive_verification import (
     CONFIDENCES,
@@ -128,7 +130,7 @@ def test_without_costs_everything_is_verified() -> None:
     assert not without.leaves_out
 
 
-def engine_config(**changes: Any) -> Any:
+def engine_config(controller: str = "goodput", **changes: Any) -> Any:
     parallel = {
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
@@ -147,6 +149,9 @@ def engine_config(**changes: Any) -> Any:
         "model_config": SimpleNamespace(return_sampling_mask=False),
         "aux_output_config": SimpleNamespace(enabled=False),
         "parallel_config": SimpleNamespace(**parallel | ours),
+        "additional_config": {
+            SETTINGS_KEY: MTPPlusConfig(controller=controller).model_dump(mode="json")
+        },
     }
     return SimpleNamespace(**config | changes)
 
@@ -158,6 +163,7 @@ def test_it_is_on_by_itself() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"controller": "fixed"},
         {"data_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"lora_config": object()},
@@ -165,7 +171,9 @@ def test_it_is_on_by_itself() -> None:
         {"speculative_config": SimpleNamespace(rejection_sample_method="synthetic")},
     ],
 )
-def test_it_stays_off_where_vllm_refuses_it(change: dict[str, Any]) -> None:
+def test_it_stays_off_where_vllm_refuses_it_or_k_is_fixed(
+    change: dict[str, Any],
+) -> None:
     assert not goes_with(engine_config(**change))
 
 

@@ -40,6 +40,7 @@ from vllm.v1.worker.gpu.spec_decode.adaptive_verification import (
     AdaptiveVerificationManager,
 )
 
+from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.v2.decode_graphs import any_mix
 
 logger = init_logger("vllm.mtp_plus")
@@ -58,7 +59,9 @@ def goes_with(vllm_config: Any) -> bool:
     """
     speculation, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     return bool(
-        vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+        # Who fixes K compares acceptance by it.
+        settings_of(vllm_config).controller != "fixed"
+        and vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs()
         # Ranks would have to agree on a step's rows.
         and parallel.data_parallel_size == parallel.pipeline_parallel_size == 1
         and parallel.prefill_context_parallel_size == 1
