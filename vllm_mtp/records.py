@@ -86,6 +86,8 @@ class RequestOutcome(NamedTuple):
     """Draft tokens after those, which were not verified for others' sake."""
     num_would_be_accepted: int = 0
     """Of those left out, by their confidences; 0 after a rejection."""
+    num_forbidden: int = 0
+    """Draft tokens that had rows and that a grammar forbade."""
 
     @property
     def acceptance_length(self) -> int:

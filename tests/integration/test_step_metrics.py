@@ -74,16 +74,26 @@ def test_wishes_and_waiting_come_before_what_the_controller_said() -> None:
 
 def test_slots_of_tokens_that_the_grammar_forbids_are_rolled_back_too() -> None:
     metrics = StepMetrics(FixedController(K_MAX), K_MAX)
-    metrics.forbidden({"a": 4, "b": 3}, {"a": 2})
-    stats = taken(metrics)  # before the step's outcome is delivered
-    assert min(stats.draft_lengths) == 0
-    verified = (RequestOutcome("a", 2, 1), RequestOutcome("b", 3, 3))
+    verified = (
+        RequestOutcome("a", 2, 1, num_forbidden=2),
+        RequestOutcome("b", 3, 3),
+    )
     metrics.finished(StepOutcome(verified, 2, 9, 0.1, num_decode_requests=2))
-    stats.add(taken(metrics))
+    stats = taken(metrics)
     assert stats.drafted == [2, 2, 1, 0]
     assert stats.accepted == [2, 1, 1, 0]
     assert stats.draft_lengths == [0, 0, 0, 1, 1]
     assert stats.num_rejected_slots == 3
+
+
+def test_a_draft_that_the_device_left_out_is_none() -> None:
+    metrics = StepMetrics(FixedController(K_MAX), K_MAX)
+    left_out = RequestOutcome("a", 0, 0, num_left_out=3, num_would_be_accepted=1)
+    metrics.finished(StepOutcome((left_out,), 1, 1, 0.1, num_decode_requests=1))
+    stats = taken(metrics)
+    assert stats.draft_lengths == [1, 0, 0, 0, 0]
+    assert stats.without_draft == {"unsure": 1}
+    assert not sum(stats.drafted) + stats.num_rejected_slots
 
 
 def test_step_time_is_divided_as_estimated_and_scaled_to_what_was_measured() -> None:

@@ -193,5 +193,5 @@ def test_what_the_device_leaves_out_is_no_row_and_not_verified() -> None:
         # than there are.
         RequestOutcome("a", 1, 1, num_left_out=2, num_would_be_accepted=2),
         RequestOutcome("b", 2, 0, num_left_out=1),
-        RequestOutcome("grammar", 2, 2),
+        RequestOutcome("grammar", 2, 2, num_forbidden=1),
     )

@@ -216,7 +216,7 @@ class SurvivalModel:
 
     def _group(self, outcomes: Sequence[RequestOutcome]) -> dict[_Key, list[str]]:
         groups: dict[_Key, list[str]] = {}
-        for request_id, drafted, accepted, confidences, left_out, would in outcomes:
+        for request_id, drafted, accepted, confidences, left_out, would, _ in outcomes:
             drafted = min(drafted + left_out, self.max_draft_length)
             accepted += would
             if drafted <= 0:

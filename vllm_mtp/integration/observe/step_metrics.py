@@ -70,7 +70,6 @@ class StepMetrics:
     STEP_METHODS = (
         "decided",
         "decoding_without_draft",
-        "forbidden",
         "finished",
         "ended",
         "vocabulary",
@@ -100,8 +99,6 @@ class StepMetrics:
         self._first_tokens: dict[str, list[int]] = {}
         """By request: first draft tokens verified and accepted."""
         self._handed_over_at_s = 0.0
-        self._counted_already: Counter[int] = Counter()
-        """Drafts by draft tokens that are left of them, see `forbidden`."""
         self._waiting: list[StepOutcome] = []
         """Steps that are not counted yet."""
 
@@ -142,24 +139,6 @@ class StepMetrics:
 
     # -- its output is here -------------------------------------------------------
 
-    def forbidden(
-        self, num_rows: Mapping[str, int], forbidden: Mapping[str, int]
-    ) -> None:
-        """Draft tokens that grammars forbid had rows and KV slots, too.
-
-        Args:
-            num_rows: Draft tokens in the target's pass, by request.
-            forbidden: Those of them that a grammar forbids.
-        """
-        for request_id, number in forbidden.items():
-            rows = num_rows.get(request_id, 0)
-            if rows:
-                self._stats.num_rejected_slots += number
-                self._stats.draft_lengths[rows] += 1
-                if rows > number:  # else nothing is left that counts as a draft
-                    # The step's outcome comes later, maybe after a hand-over.
-                    self._counted_already[rows - number] += 1
-
     def finished(self, outcome: StepOutcome) -> None:
         """The step as a whole."""
         self._waiting.append(outcome)
@@ -182,13 +161,15 @@ class StepMetrics:
 
     def _count_drafts(self, verified: Sequence[RequestOutcome]) -> None:
         stats = self._stats
-        kinds = Counter(map(itemgetter(1, 2), verified))
-        for (drafted, accepted), number in kinds.items():
-            if drafted:
-                already = min(number, self._counted_already[drafted])
-                self._counted_already[drafted] -= already
-                stats.draft_lengths[drafted] += number - already
-            stats.num_rejected_slots += number * (drafted - accepted)
+        kinds = Counter(map(itemgetter(1, 2, 6), verified))
+        for (drafted, accepted, forbidden), number in kinds.items():
+            num_rows = drafted + forbidden
+            stats.draft_lengths[num_rows] += number
+            if not num_rows:
+                stats.without_draft[UNSURE] = (
+                    stats.without_draft.get(UNSURE, 0) + number
+                )
+            stats.num_rejected_slots += number * (num_rows - accepted)
             for position in range(drafted):
                 stats.drafted[position] += number
             for position in range(accepted):

@@ -61,6 +61,14 @@ def _for_others(
     return replace(rule, chances=others)
 
 
+def _without(outcome: RequestOutcome, num_forbidden: int) -> RequestOutcome:
+    """What is left of a draft whose last tokens a grammar forbade."""
+    return outcome._replace(
+        num_draft_tokens=outcome.num_draft_tokens - num_forbidden,
+        num_forbidden=num_forbidden,
+    )
+
+
 class ControlledScheduler(Scheduler):
     """What the sync and the async scheduler have in common."""
 
@@ -266,12 +274,14 @@ class ControlledScheduler(Scheduler):
             for request_id, tokens in drafts.items()
             if request_id in requests and sampled[places[request_id]]
         ]
+        outcomes = self._scored(counts)
         forbidden = scheduler_output.num_invalid_spec_tokens
         if forbidden:
-            if self.metrics is not None:
-                self.metrics.forbidden({i: k for i, k, _ in counts}, forbidden)
-            counts = [(i, k - forbidden.get(i, 0), ok) for i, k, ok in counts]
-        return self._scored(counts)
+            outcomes = [
+                _without(outcome, forbidden.get(outcome.request_id, 0))
+                for outcome in outcomes
+            ]
+        return outcomes
 
     def _scored(self, counts: list[tuple[str, int, int]]) -> list[RequestOutcome]:
         """Request, draft tokens, accepted ones: with confidences, where they are known.

@@ -62,7 +62,7 @@ class StepRecord:
 
 
 def _as_chosen(outcome: RequestOutcome, choice: Choice) -> RequestOutcome:
-    # Those that a grammar forbade were never counted.
+    # Those that a grammar forbade are the last ones.
     verified = min(choice.num_verified, outcome.num_draft_tokens)
     left_out = outcome.num_draft_tokens - verified
     is_rejected = outcome.num_accepted_tokens < verified
@@ -71,6 +71,7 @@ def _as_chosen(outcome: RequestOutcome, choice: Choice) -> RequestOutcome:
         num_draft_tokens=verified,
         num_left_out=left_out,
         num_would_be_accepted=min(would_be_accepted, left_out),
+        num_forbidden=choice.num_verified - verified,
     )
 
 
