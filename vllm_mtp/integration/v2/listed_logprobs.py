@@ -55,11 +55,15 @@ class ScoresListedTokens(RejectionSampler):
             return super()._get_logprobs_tensors(*arguments, max_num_logprobs)
         of_sampled = super()._get_logprobs_tensors(*arguments, 0)
         assert of_sampled is not None
+        boundaries = of_sampled.cu_num_generated_tokens
+        if boundaries is None:
+            # Where draft tokens are left out the device alone knows them.
+            boundaries = of_sampled.cu_num_generated_tokens_tensor
         return compute_topk_scores(
             logits,
             max(max_num_logprobs, 0),
             of_sampled.logprob_token_ids[:, 0].contiguous(),
-            of_sampled.cu_num_generated_tokens,
+            boundaries,
             logprob_token_ids_state=state,
             expanded_idx_mapping=self._batch.expanded_idx_mapping[
                 first : self._num_scored_rows
