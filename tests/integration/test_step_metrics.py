@@ -186,3 +186,16 @@ def test_reports_travel_with_an_output_sync_or_async() -> None:
     assert with_report(plain, NOTHING) is plain
     assert with_report(None, report) is None
     assert report_of(plain) == NOTHING
+
+
+def test_new_weights_end_what_the_alarm_is_used_to() -> None:
+    metrics = StepMetrics(FixedController(K_MAX), K_MAX)
+    for i in range(200):
+        drafts = (RequestOutcome(f"{i}", 1, 1),)
+        for _ in range(10):
+            metrics.finished(StepOutcome(drafts, 1, 2, 0.1, num_decode_requests=1))
+        metrics.ended(f"{i}", is_greedy=True)
+    assert taken(metrics).levels["first_acceptance_baseline"] == 1.0
+    metrics.new_weights({"target", "draft"})
+    metrics._handed_over_at_s = 0.0
+    assert "first_acceptance_baseline" not in taken(metrics).levels

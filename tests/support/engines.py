@@ -187,10 +187,15 @@ def sampled(
     return {name: texts[i :: len(params)] for i, name in enumerate(settings)}
 
 
+def worker_of(llm: "LLM") -> Any:
+    """vLLM's worker."""
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    return executor.driver_worker.worker
+
+
 def model_runner(llm: "LLM") -> Any:
     """vLLM's model runner, for tests that look into the worker."""
-    executor = llm.llm_engine.engine_core.engine_core.model_executor
-    return executor.driver_worker.worker.model_runner
+    return worker_of(llm).model_runner
 
 
 class DraftCounts(NamedTuple):

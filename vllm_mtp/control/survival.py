@@ -87,6 +87,10 @@ class SurvivalModel:
         self._next_outcome = 0
         self._keep = 0.5 ** (1.0 / HALF_LIFE_STEPS)
 
+    def forget(self) -> None:
+        """Begin anew: the weights are others."""
+        vars(self).update(vars(SurvivalModel(self.max_draft_length)))
+
     # -- requests -----------------------------------------------------------------
 
     def see(self, request: DecodeRequest) -> int:
@@ -218,13 +222,12 @@ class SurvivalModel:
         groups: dict[_Key, list[str]] = {}
         for request_id, drafted, accepted, confidences, left_out, would, _ in outcomes:
             drafted = min(drafted + left_out, self.max_draft_length)
-            accepted += would
             if drafted <= 0:
                 continue
             class_id = self.class_of.get(request_id)
             if class_id is None:
                 class_id = self.see(DecodeRequest(request_id, 0))
-            accepted = min(max(accepted, 0), drafted)
+            accepted = min(max(accepted + would, 0), drafted)
             key = class_id, drafted, accepted, sane(confidences, drafted)
             groups.setdefault(key, []).append(request_id)
         return groups

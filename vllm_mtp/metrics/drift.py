@@ -14,6 +14,7 @@ one, too: it is a true fall, and the first of the likely causes that the warning
 
 import math
 from collections import deque
+from collections.abc import Collection
 
 MIN_EXAMINED = 8
 """First draft tokens of a request before its rate counts."""
@@ -33,6 +34,11 @@ CAUSES = (
     "weights (`vllm-mtp doctor MODEL` checks them, `vllm-mtp eval` measures). "
     "Answers are not affected, only speed"
 )
+TARGET_ALONE = (
+    "the weights of the target were updated since, those of its MTP layers were not: "
+    "update them, too (vLLM: start_draft_weight_update). Answers are not affected, "
+    "only speed"
+)
 
 
 class DriftAlarm:
@@ -46,6 +52,19 @@ class DriftAlarm:
         self._mean = self._variance = 0.0
         self._num_requests = 0
         self._level_at_alarm = 0.0
+        self._causes = CAUSES
+
+    def weights_changed(self, changed: Collection[str]) -> None:
+        """The past was that of other weights.
+
+        Args:
+            changed: ``target``, ``draft``: with the target's alone, acceptance should
+                not fall for that, and if it does it is known why.
+        """
+        if "draft" in changed:
+            self.__init__()  # type: ignore[misc]
+        else:
+            self._causes = TARGET_ALONE
 
     @property
     def baseline(self) -> float | None:
@@ -91,7 +110,7 @@ class DriftAlarm:
         return (
             f"acceptance has fallen: of the first draft tokens {100 * recent:.0f} % "
             f"were accepted in the last {RECENT_REQUESTS} requests, "
-            f"{100 * baseline:.0f} % before. Likely causes: {CAUSES}."
+            f"{100 * baseline:.0f} % before. Likely causes: {self._causes}."
         )
 
     @property

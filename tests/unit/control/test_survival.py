@@ -346,3 +346,13 @@ def test_leaving_out_unlikely_drafts_does_not_bias_the_estimate(
         believed.append(survival_of(model, "r")[0])
     error = statistics.mean(believed) - 0.6
     assert (abs(error) < 0.03) == has_imputed
+
+
+def test_new_weights_are_begun_anew() -> None:
+    model = SurvivalModel(K_MAX)
+    new = survival_of(model)
+    teach(model, {"a": [0.2] * K_MAX}, 200, random.Random(5))
+    assert survival_of(model)[0] < 0.5 * new[0]
+    model.forget()
+    assert survival_of(model) == new
+    teach(model, {"a": TRUTH}, 50, random.Random(5))

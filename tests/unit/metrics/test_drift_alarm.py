@@ -67,3 +67,20 @@ def test_short_requests_and_the_first_ones_say_nothing() -> None:
     for _ in range(RECENT_REQUESTS):
         alarm.observe(50, 40)
     assert alarm.baseline == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("changed", [{"target"}, {"target", "draft"}])
+def test_new_weights_of_the_target_alone_are_named(changed: set[str]) -> None:
+    rng = np.random.default_rng(3)
+    alarm = DriftAlarm()
+    for request in traffic(rng, 0.8, 400):
+        alarm.observe(*request)
+    alarm.weights_changed(changed)
+    found = [alarm.observe(*request) for request in traffic(rng, 0.3, 400)]
+    warnings = [text for text in found if text is not None]
+    if "draft" in changed:  # of others than the past is about
+        assert not warnings
+        assert alarm.baseline == pytest.approx(0.3, abs=0.05)
+    else:
+        (text,) = warnings
+        assert "those of its MTP layers were not" in text

@@ -297,6 +297,7 @@ class _Int8(nn.Module):
         self._multiply = make_int8(
             *quantize_rows(weight), weight.dtype, lambda: nn.functional.linear
         )
+        self._shape, self._dtype = weight.shape, weight.dtype
         is_needed = isinstance(self._multiply, FewRowsLinear)
         self.weight = weight if is_needed else None
         self.bias = linear.bias
@@ -304,17 +305,33 @@ class _Int8(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x, self.weight, self.bias)
 
+    def plain(self) -> nn.Linear:
+        """A layer as it was, for weights that are to be loaded."""
+        num_outputs, num_inputs = self._shape
+        has_bias = self.bias is not None
+        return nn.Linear(num_inputs, num_outputs, has_bias, dtype=self._dtype)
 
-def quantize_plain_layers(model: nn.Module) -> None:
-    """Round what no quantization config knows of: torch's own linear layers."""
-    found = [
+
+def restore_plain_layers(model: nn.Module) -> None:
+    """Undo `quantize_plain_layers`; the weights are to be loaded."""
+    for parent, name, child in _children(model):
+        if isinstance(child, _Int8):
+            setattr(parent, name, child.plain())
+
+
+def _children(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+    return [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and is_large(child.weight)
     ]
-    for parent, name, child in found:
-        setattr(parent, name, _Int8(child))
+
+
+def quantize_plain_layers(model: nn.Module) -> None:
+    """Round what no quantization config knows of: torch's own linear layers."""
+    for parent, name, child in _children(model):
+        if type(child) is nn.Linear and is_large(child.weight):
+            setattr(parent, name, _Int8(child))
 
 
 def is_large(weight: torch.Tensor) -> bool:

@@ -74,6 +74,7 @@ class StepMetrics:
         "ended",
         "vocabulary",
         "drafting_failed",
+        "new_weights",
         "take",
     )
     """All that a step may call."""
@@ -212,6 +213,11 @@ class StepMetrics:
         levels[VOCABULARY_IN_USE] = float(is_in_use)
         if coverage is not None:
             levels[COVERAGE] = coverage
+
+    def new_weights(self, changed: Collection[str]) -> None:
+        """These models have other weights by now (``target``, ``draft``)."""
+        for alarm in self._alarms.values():
+            alarm.weights_changed(changed)
 
     def drafting_failed(self, part: str) -> None:
         """A part of drafting broke (`FAILED_PARTS`), and drafting is off for good."""

@@ -29,7 +29,10 @@ from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
 from vllm_mtp.integration.scheduler.batch import Batch, batch_of
-from vllm_mtp.integration.scheduler.controllers import controller_of
+from vllm_mtp.integration.scheduler.controllers import (
+    controller_of,
+    forget_acceptance,
+)
 from vllm_mtp.integration.scheduler.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.scheduler.messages import (
     ReportingOutput,
@@ -247,6 +250,10 @@ class ControlledScheduler(Scheduler):
         report = report_of(output)
         if report.mixes_draft_lengths:
             self._ask(self.controller.allow_any_mix, None)
+        if report.new_weights:
+            self._ask(forget_acceptance, None, self.controller)
+            if self.metrics is not None:
+                self.metrics.new_weights(report.new_weights)
         if report.failed_part is not None:
             self._switch.failed(report.failed_part)
         if self.metrics is not None and report.vocabulary is not None:

@@ -38,6 +38,15 @@ def controller_of(vllm_config: Any, sees_shadow_drafts: bool) -> Controller:
     return TracingController(controller, path, trace_header(vllm_config), bound)
 
 
+def forget_acceptance(controller: Controller) -> None:
+    """New weights: what a controller has learned of acceptance goes, costs stay."""
+    # A trace is written by a controller around the one that decides.
+    deciding = getattr(controller, "controller", controller)
+    survival = getattr(deciding, "survival", None)
+    if survival is not None:
+        survival.forget()
+
+
 def allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
     """Depths that a step may have; None for all.
 

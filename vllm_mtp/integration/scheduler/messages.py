@@ -13,7 +13,7 @@ are right all the same, but drafts would be longer than they pay: so it is logge
 ours do not arrive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -110,6 +110,8 @@ class WorkerReport(NamedTuple):
     """The part of drafting that has just failed."""
     mixes_draft_lengths: bool = False
     """Said once: CUDA graphs serve any mix of draft lengths."""
+    new_weights: Collection[str] = ()
+    """Whose have changed: ``target``, ``draft``."""
     choices: Mapping[str, Choice] = {}
     """By request id, where draft tokens were left out on the device."""
 

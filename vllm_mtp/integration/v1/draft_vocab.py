@@ -14,16 +14,17 @@ from vllm_mtp.integration.cpu.int8_drafts import drafts_in_int8
 from vllm_mtp.integration.cpu.int8_weights import (
     Int8DraftWeights,
     quantize_plain_layers,
+    restore_plain_layers,
 )
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
-from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import WorkerReport
 from vllm_mtp.integration.v1.draft_constraints import DraftConstraints
 from vllm_mtp.integration.v1.draft_grammars import DraftGrammars, may_mask_drafts
 from vllm_mtp.integration.v1.shadow_drafts import ShadowTest
+from vllm_mtp.integration.worker.weight_updates import FollowsWeights
 
 
-class DraftsFromVocabulary(SurvivesFailure, SpecDecodeBaseProposer):
+class DraftsFromVocabulary(FollowsWeights, SpecDecodeBaseProposer):
     """Mixin of drafters, in front of those that choose draft tokens."""
 
     draft_vocab: VocabularyDrafting | None = None
@@ -51,6 +52,16 @@ class DraftsFromVocabulary(SurvivesFailure, SpecDecodeBaseProposer):
         )
         if may_mask_drafts(self.vllm_config):
             self.draft_vocab.grammars = DraftGrammars(self.vllm_config)
+
+    @contextmanager
+    def plain_weights(self) -> Iterator[None]:
+        """The draft model takes the weights of a checkpoint in here."""
+        rounded = drafts_in_int8(self.vllm_config)
+        if rounded:
+            restore_plain_layers(self.model)
+        yield
+        if rounded:
+            quantize_plain_layers(self.model)
 
     def expect(self, scheduler_output: Any) -> None:
         """A step is about to run, some requests of it for the first time."""

@@ -31,7 +31,6 @@ from vllm_mtp.integration.cpu.prefiltered_head import (
 )
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.load.extend import extend
-from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import stop_rule_of
 from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
@@ -51,6 +50,7 @@ from vllm_mtp.integration.worker.draft_sampling import (
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
+from vllm_mtp.integration.worker.weight_updates import FollowsWeights
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
 
@@ -81,7 +81,7 @@ class _DraftSlots:
 
 
 class _MTPPlusDrafter(
-    SurvivesFailure,
+    FollowsWeights,
     BackfillsKV,
     AnnouncesRejectedSlots,
     StopsEarly,

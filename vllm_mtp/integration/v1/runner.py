@@ -34,6 +34,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
     """Called with the runner: a workaround of the CPU worker's."""
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self.drafter.follow_weights()
         self.drafter.expect(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 

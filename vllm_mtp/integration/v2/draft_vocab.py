@@ -5,19 +5,20 @@ Where texts are watermarked vLLM keeps them, of the whole vocabulary: there draf
 are spread out over it at once.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.draft_vocab.policy import VocabularyDrafting
-from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import WorkerReport
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_proposals
+from vllm_mtp.integration.worker.weight_updates import FollowsWeights, tensors_of
 
 
-class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
+class DraftsFromVocabulary(FollowsWeights, DraftModelSpeculator):
     """Mixin of speculators."""
 
     draft_vocab: VocabularyDrafting | None = None
@@ -41,6 +42,11 @@ class DraftsFromVocabulary(SurvivesFailure, DraftModelSpeculator):
             self.draft_logits = self.proposals.logits
         if self.draft_vocab.reduces_top_tokens and self.draft_logits is None:
             self.use_local_argmax_reduction = True
+
+    def lasting_tensors(self) -> Iterator[torch.Tensor]:
+        """What was learned, beside weights; proposals come with the next requests."""
+        yield from super().lasting_tensors()
+        yield from tensors_of(self.acceptance_estimator)
 
     def begin_drafts(self, batch: Any) -> None:
         """A step drafts: rows of the vocabulary may move now.

@@ -83,6 +83,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             self.adaptive_verification = adaptive
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._speculator.follow_weights()
         self._speculator.expect(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 

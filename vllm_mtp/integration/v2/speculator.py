@@ -19,7 +19,6 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
-from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.v2 import adaptive_verification
 from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
@@ -29,6 +28,7 @@ from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
+from vllm_mtp.integration.worker.weight_updates import FollowsWeights
 from vllm_mtp.records import RejectedSlots
 
 _LARGEST = 1e4
@@ -36,7 +36,7 @@ _LARGEST = 1e4
 
 
 class _MTPPlusSpeculator(
-    SurvivesFailure, BackfillsKV, AnnouncesRejectedSlots, DraftModelSpeculator
+    FollowsWeights, BackfillsKV, AnnouncesRejectedSlots, DraftModelSpeculator
 ):
     """The stages of drafting; `propose` has them in their order."""
 

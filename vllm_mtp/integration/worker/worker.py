@@ -1,18 +1,29 @@
 """The GPU worker: vLLM's own, whose drafter is replaced before weights are loaded."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.worker.rollback import Rollback
+from vllm_mtp.integration.worker.weight_updates import (
+    DRAFT,
+    TARGET,
+    SleepingState,
+    WeightWatch,
+)
 
 
 class ReplacesDrafter(Worker):
     """Puts our drafter in either model runner."""
 
     rollback: Rollback
+    _weights: WeightWatch
+    _asleep: SleepingState | None = None
 
     def init_device(self) -> None:
         self._init_device_with_all_processors()
@@ -51,18 +62,47 @@ class ReplacesDrafter(Worker):
                 self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)
             )
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self._drafter is None:
+            return
+        self._drafter.weight_watch = self._weights = WeightWatch()
+        self._weights.watch(TARGET, self.get_model())
+        self._weights.watch(DRAFT, self._drafter.model)
+
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        path = self.vllm_config.model_config.model
         super().reload_weights(*args, **kwargs)
-        self._copy_weights_anew()
+        if self._drafter is not None:
+            self._reload_mtp_layers(path)
 
-    def finish_weight_update(self) -> None:
-        super().finish_weight_update()
-        self._copy_weights_anew()
+    def _reload_mtp_layers(self, old_path: str) -> None:
+        """vLLM reloads the target alone.
 
-    def _copy_weights_anew(self) -> None:
-        vocabulary = getattr(self._drafter, "draft_vocab", None)
-        if vocabulary is not None:
-            vocabulary.copy_anew()
+        Where weights were handed over one by one, MTP layers must be handed over, too:
+        ``start_draft_weight_update``.
+        """
+        draft, target = (
+            self.vllm_config.speculative_config.draft_model_config,
+            self.vllm_config.model_config,
+        )
+        if draft.model != old_path or target.model == old_path:
+            return
+        config = replace(self.vllm_config, model_config=draft)
+        with set_current_vllm_config(config), self._drafter.plain_weights():
+            reload_weights(config, self._drafter.model, None, target.model, True)
+
+    def sleep(self, level: int = 1) -> None:
+        if level == 2 and self._drafter is not None:
+            self._asleep = SleepingState(self._drafter.lasting_tensors())
+        super().sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        super().wake_up(tags)
+        if self._asleep is not None and (tags is None or "weights" in tags):
+            self._asleep.restore()
+            self._asleep = None
+            self._weights.note(TARGET, DRAFT)
 
     @property
     def _drafter(self) -> Any:
