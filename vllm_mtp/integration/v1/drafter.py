@@ -24,6 +24,7 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
 
 from vllm_mtp.config import METHOD
+from vllm_mtp.drafting.temperature import DraftTemperature
 from vllm_mtp.integration.cpu.prefiltered_head import (
     PREFILTER_ATTRIBUTES,
     prefilter_head,
@@ -326,6 +327,10 @@ class _OneLayerDrafter(
 ):
     _next_seq_lens: torch.Tensor | None = None
     """Committed lengths, for the draft step after the first."""
+
+    def begin_anew(self, changed: Collection[str]) -> None:
+        super().begin_anew(changed)
+        self.draft_temperature = DraftTemperature()
 
     def run_pass(self, depth: int, given: dict[str, Any]) -> torch.Tensor:
         self._next_seq_lens = None
