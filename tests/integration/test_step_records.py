@@ -185,9 +185,13 @@ def test_what_the_device_leaves_out_is_no_row_and_not_verified() -> None:
     three = [RequestOutcome("a", 3, 1), RequestOutcome("b", 3, 0)]
     three.append(RequestOutcome("grammar", 2, 2))
     choices = {"a": Choice(1, 5), "b": Choice(2, 1), "grammar": Choice(3, 0)}
-    record.set_verified(three, choices)
+    drafts = dict.fromkeys(choices, (0, 0, 0))
+    # One that has ended meanwhile had rows, too.
+    record.set_verified(
+        three, choices | {"ended": Choice(0, 0)}, drafts | {"ended": (0,)}
+    )
     outcome = record.outcome
-    assert outcome.num_scheduled_tokens == 9 - 2 - 1
+    assert outcome.num_scheduled_tokens == 9 - 2 - 1 - 1
     assert outcome.requests == (
         # All that were verified are accepted: others would have been, but no more
         # than there are.

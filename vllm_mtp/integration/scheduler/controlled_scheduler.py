@@ -235,6 +235,7 @@ class ControlledScheduler(Scheduler):
         record.set_verified(
             self._outcomes(scheduler_output, model_runner_output),
             report_of(model_runner_output).choices,
+            scheduler_output.scheduled_spec_decode_tokens,
         )
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
         outputs = super().update_from_output(scheduler_output, model_runner_output)

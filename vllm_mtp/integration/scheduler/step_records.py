@@ -11,7 +11,7 @@ a queue until the step's output comes back::
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -34,13 +34,18 @@ class StepRecord:
     shadow_drafts: list[RequestOutcome] = field(default_factory=list)
 
     def set_verified(
-        self, scheduled: list[RequestOutcome], choices: Mapping[str, Choice]
+        self,
+        scheduled: list[RequestOutcome],
+        choices: Mapping[str, Choice],
+        drafts: Mapping[str, Sequence[int]],
     ) -> None:
         """What became of draft tokens.
 
         Args:
-            scheduled: As if all that were scheduled had been verified.
+            scheduled: As if all that were scheduled had been verified; without
+                requests that have ended meanwhile.
             choices: By request id, where the device left some out.
+            drafts: All that were scheduled, by request id.
         """
         self.verified = scheduled
         if choices:
@@ -49,7 +54,8 @@ class StepRecord:
                 for outcome in scheduled
             ]
             num_rows = self.scheduled.num_scheduled_tokens
-            num_rows -= sum(outcome.num_left_out for outcome in self.verified)
+            num_rows -= sum(map(len, drafts.values()))
+            num_rows += sum(choice.num_verified for choice in choices.values())
             self.scheduled = self.scheduled._replace(num_scheduled_tokens=num_rows)
 
     @property

@@ -136,6 +136,8 @@ class VerifiesWhatPays(AdaptiveVerificationManager):
     model_runner: Any
     leaves_out = False
     """Whether the step that is prepared has fewer rows than were scheduled."""
+    _may_leave_out = False
+    """Whether it could pay in that step."""
 
     def get_num_tokens(
         self,
@@ -145,7 +147,10 @@ class VerifiesWhatPays(AdaptiveVerificationManager):
         num_rows = sum(num_tokens_per_req.values())
         num_drafts = sum(map(len, draft_tokens.values()))
         self.leaves_out = False
-        if not self._may_pay(len(num_tokens_per_req), num_rows, num_drafts):
+        self._may_leave_out = self._may_pay(
+            len(num_tokens_per_req), num_rows, num_drafts
+        )
+        if not self._may_leave_out:
             return num_rows
         num_kept = int(super().get_num_tokens(num_tokens_per_req, draft_tokens))
         self.leaves_out = num_kept < num_rows
@@ -182,8 +187,15 @@ class VerifiesWhatPays(AdaptiveVerificationManager):
         confidence_probs: torch.Tensor,
         input_batch: Any,
     ) -> None:
-        confidence_probs = confidence_probs.clamp(*CONFIDENCES)
-        super().record_confidences(confidence_probs, input_batch)
+        if self._may_leave_out:
+            confidence_probs = confidence_probs.clamp(*CONFIDENCES)
+            super().record_confidences(confidence_probs, input_batch)
+        else:
+            # Small batches go without; the first step of a large one ranks by what is
+            # there. What would begin with the next copy begins now.
+            for slot in self._stale_confidences:
+                slot.np[self._pending_resets] = 1.0
+            self._pending_resets.clear()
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, Any]]:
         longest = self.model_runner.decode_query_len
