@@ -57,7 +57,7 @@ SAYS = {
     "drafting": ["8 requests at a time", "1.18", "accepted by position"],
     "host": ["CPU time of the scheduler", "beyond"],
     "launches": ["Launched in a decode step", "graphs"],
-    "graphs": ["CUDA graphs", "mtp_plus", "128", "1400", "1.00"],
+    "graphs": ["CUDA graphs", "128", "1400", "1.00"],
     "off": ["K pinned to 0", "0.997", "Greedy texts: the same"],
     "checkouts": ["code c=1 T=0 short", "0.900", "Geometric mean 0.974"],
     "held-out": ["threshold", "13.5"],
