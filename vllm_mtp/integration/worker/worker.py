@@ -6,6 +6,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.worker.reports import Reports
 from vllm_mtp.integration.worker.rollback import Rollback
 
 
@@ -50,6 +51,13 @@ class ReplacesDrafter(Worker):
             self.rollback.bind_kv_caches(
                 self.vllm_config, kv_cache_config, scrubbed_mtp_layers(self._drafter)
             )
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        # On a GPU it has made steps of whose outputs no scheduler hears.
+        if isinstance(self.model_runner, Reports):
+            self.model_runner.begin_reports()
+        return times
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         super().reload_weights(*args, **kwargs)
