@@ -6,8 +6,10 @@ import typer
 
 from benchmarks import cli_report, cli_trace
 from benchmarks.checkouts import CheckoutsBench
+from benchmarks.costs import CostsOptions, run_costs
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
+from benchmarks.graphs import GraphsBench
 from benchmarks.grid.command import INTERRUPTED, GridCommand, run_grid_command
 from benchmarks.harness import Measurement, run_bench
 from benchmarks.host import HostBench
@@ -28,7 +30,7 @@ app = typer.Typer(
 )
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
-    *(VocabularyBench, CheckoutsBench, LaunchesBench),
+    *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench),
 )
 app.command()(
     command_of(
@@ -39,6 +41,7 @@ app.command()(
     )
 )
 app.command()(command_of(GridCommand, run_grid_command, "grid", INTERRUPTED))
+app.command()(command_of(CostsOptions, run_costs, "costs"))
 for bench in BENCHES:
     app.command()(command_of(bench, run_bench, bench.command))
 app.command()(command_of(HttpFuzzOptions, http_fuzz_command, "http-fuzz"))

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
+from benchmarks.capture import noted_capture
 from benchmarks.engine_round import Round
 from benchmarks.step_split import counted_launches, timed_parts
 from vllm_mtp.integration.commands import commanded_engine
@@ -36,14 +37,15 @@ class BenchEngine(CommandedEngine):
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Start the engine."""
-        super().__init__(arguments)
+        with noted_capture() as self._captured:
+            super().__init__(arguments)
         self._cores = os.sched_getaffinity(0)
         self._round: Round | None = None
         self._timers = ExitStack()
 
     def facts(self) -> dict[str, Any]:
         """What the parent needs to know of the engine."""
-        return super().facts() | _memory()
+        return super().facts() | _memory() | asdict(self._captured)
 
     def begin(
         self,

@@ -9,6 +9,7 @@ repeat with another engine, and pairs ratios within a repeat.
 
 import sys
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -84,20 +85,15 @@ class Measurement(Options, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(Measurement):
-    """Engines side by side. A subclass answers the questions."""
+class EngineBench(Measurement):
+    """Engines of one model. A subclass says which, and what to do with them."""
 
     dtype: str = option(
         "float32", "Only in float32 are greedy texts of all engines sure to agree."
     )
-    warm_ups: int = option(2, "Untimed rounds, in which engines learn.", 0, 100)
-    repeats: int = option(5, "Timed rounds of each engine.", 1, 100)
-    turn_seconds: float = option(
-        TURN_S, "How long an engine works before the next one's turn.", 0.01, 60.0
-    )
 
-    timed: ClassVar[Timed | None] = None
-    """What of a step to time apart."""
+    starts_in_turn: ClassVar[bool] = False
+    """Whether one engine starts after the other, undisturbed."""
 
     def __post_init__(self) -> None:
         """Check every option; see `Options`."""
@@ -116,13 +112,62 @@ class Bench(Measurement):
 
     @property
     @abstractmethod
-    def cells(self) -> Sequence[int]:
-        """Requests at a time, of each part of the benchmark."""
+    def most_requests(self) -> int:
+        """At a time."""
 
     @property
     @abstractmethod
     def longest_tokens(self) -> int:
         """Of an answer."""
+
+    @abstractmethod
+    def play(
+        self, group: EngineGroup, prompts: Prompts, console: Console
+    ) -> dict[str, Any]:
+        """The result but for options and provenance.
+
+        Args:
+            group: Engines, of which some may be others'.
+            prompts: To choose from.
+            console: Told what is under way.
+
+        Raises:
+            ServerError: An engine failed.
+        """
+
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Start all engines and play.
+
+        Raises:
+            ServerError: An engine failed.
+        """
+        with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
+            prompts = start_engines(group, [self], logs)
+            return self.play(group, prompts, console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(EngineBench):
+    """Engines side by side. A subclass answers the questions."""
+
+    warm_ups: int = option(2, "Untimed rounds, in which engines learn.", 0, 100)
+    repeats: int = option(5, "Timed rounds of each engine.", 1, 100)
+    turn_seconds: float = option(
+        TURN_S, "How long an engine works before the next one's turn.", 0.01, 60.0
+    )
+
+    timed: ClassVar[Timed | None] = None
+    """What of a step to time apart."""
+
+    @property
+    @abstractmethod
+    def cells(self) -> Sequence[int]:
+        """Requests at a time, of each part of the benchmark."""
+
+    @property
+    def most_requests(self) -> int:
+        """At a time."""
+        return max(self.cells)
 
     @abstractmethod
     def waves(self, prompts: Prompts, concurrency: int) -> Iterator[Waves]:
@@ -132,21 +177,15 @@ class Bench(Measurement):
     def summarise(self, cells: Mapping[int, Rounds]) -> dict[str, Any]:
         """The result but for options and provenance."""
 
-    def measure(self, console: Console) -> dict[str, Any]:
-        """Start all engines, play all rounds, summarise.
-
-        Raises:
-            ServerError: An engine failed.
-        """
+    def play(
+        self, group: EngineGroup, prompts: Prompts, console: Console
+    ) -> dict[str, Any]:
+        """Play all rounds, summarise."""
         played = {}
-        with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
-            prompts = start_engines(group, self, logs)
-            for concurrency in self.cells:
-                console.print(f"{concurrency} requests at a time", highlight=False)
-                waves = self.waves(prompts, concurrency)
-                played[concurrency] = play_rounds(
-                    group, self, waves, concurrency, console
-                )
+        for concurrency in self.cells:
+            console.print(f"{concurrency} requests at a time", highlight=False)
+            waves = self.waves(prompts, concurrency)
+            played[concurrency] = play_rounds(group, self, waves, concurrency, console)
         return self.summarise(played)
 
 
@@ -160,32 +199,68 @@ def run_bench(bench: Measurement, console: Console) -> dict[str, Any]:
         ServerError: An engine failed.
     """
     provenance = collect_provenance(sys.argv)
-    result = bench.measure(console)
-    result |= {"options": bench.as_json(), "provenance": provenance}
-    machine = machine_slug(provenance["hardware"])
-    path = bench.output / f"{bench.file_name}-{machine}.json"
-    write_json(path, result)
-    bench.draw(result, path.with_suffix(".png"))
-    bench.show(result, console)
-    console.print(f"Written: {path}", markup=False)
-    return result
+    return _write(bench, bench.measure(console), provenance, console)
 
 
-def start_engines(group: EngineGroup, bench: Bench, logs: Path) -> Prompts:
-    """Start all engines at once and wait for them.
+def run_together(benches: Sequence[EngineBench], console: Console) -> None:
+    """Measure, print and write with one set of engines: to start them takes longest.
+
+    Args:
+        benches: Of one model and format. The first with an engine of a name says which.
+        console: Told what is under way.
 
     Raises:
         ServerError: An engine failed.
     """
-    most = max(bench.cells)
-    room = PROMPT_TOKENS + bench.longest_tokens + SPARE_TOKENS
-    size = EngineSize(resolve_model(bench.model), room, most, bench.dtype)
-    for name, config in bench.contenders.items():
-        group.launch(name, config, size, logs, **bench.engine_args)
-    facts = [engine.answer(START_TIMEOUT_S) for engine in group.engines.values()]
-    first = next(iter(group.engines.values()))
+    provenance = collect_provenance(sys.argv)
+    with log_folder() as logs, exit_on_signals(), BenchGroup() as group:
+        prompts = start_engines(group, benches, logs)
+        for bench in benches:
+            result = bench.play(group, prompts, console)
+            _write(bench, result, provenance, console)
+
+
+def _write(
+    bench: Measurement,
+    result: Mapping[str, Any],
+    provenance: dict[str, Any],
+    console: Console,
+) -> dict[str, Any]:
+    written = {**result, "options": bench.as_json(), "provenance": provenance}
+    machine = machine_slug(provenance["hardware"])
+    path = bench.output / f"{bench.file_name}-{machine}.json"
+    write_json(path, written)
+    bench.draw(written, path.with_suffix(".png"))
+    bench.show(written, console)
+    console.print(f"Written: {path}", markup=False)
+    return written
+
+
+def start_engines(
+    group: EngineGroup, benches: Sequence[EngineBench], logs: Path
+) -> Prompts:
+    """Start the engines of all benches and wait for them.
+
+    Raises:
+        ServerError: An engine failed.
+    """
+    most = max(bench.most_requests for bench in benches)
+    answer_tokens = max(bench.longest_tokens for bench in benches)
+    room = PROMPT_TOKENS + answer_tokens + SPARE_TOKENS
+    first, *_ = benches
+    size = EngineSize(resolve_model(first.model), room, most, first.dtype)
+    in_turn = any(bench.starts_in_turn for bench in benches)
+    contenders = ChainMap(*(bench.contenders for bench in benches))
+    facts = []
+    for name, config in contenders.items():
+        engine = group.launch(name, config, size, logs, **first.engine_args)
+        if in_turn:
+            facts.append(engine.answer(START_TIMEOUT_S))
+    engines = list(group.engines.values())
+    if not in_turn:
+        facts = [engine.answer(START_TIMEOUT_S) for engine in engines]
     sizes = GridOptions(concurrencies=(most,), output=logs)
-    return cut_prompts(first, facts[0]["vocab_size"], sizes)
+    return cut_prompts(engines[0], facts[0]["vocab_size"], sizes)
 
 
 def play_rounds(
@@ -195,12 +270,12 @@ def play_rounds(
     concurrency: int,
     console: Console,
 ) -> Rounds:
-    """Rounds of all engines together, each begun by another one.
+    """Rounds of a bench's engines together, each begun by another one.
 
     Returns:
         Those after the warm-ups.
     """
-    names = list(group.engines)
+    names = list(bench.contenders)
     rounds = []
     for number in range(bench.warm_ups + bench.repeats):
         repeat = number - bench.warm_ups

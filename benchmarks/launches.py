@@ -36,7 +36,8 @@ class LaunchesBench(Bench):
     command: ClassVar[str] = "launches"
     timed: ClassVar[Timed | None] = "launches"
 
-    draft_length: int = option(0, "K that requests pin, and of mtp if above 0.", 0, 16)
+    draft_length: int = option(0, "K that requests pin.", 0, 16)
+    mtp_draft_length: int = option(0, "K of mtp; 0: as pinned, or 1.", 0, 16)
     concurrency: tuple[int, ...] = option((1,), "Requests at a time.", 1, 256)
     request_tokens: int = option(128, "Tokens of every request.", 2, 512)
     repeats: int = option(2, "Timed rounds of each engine.", 1, 100)
@@ -49,7 +50,8 @@ class LaunchesBench(Bench):
     @property
     def contenders(self) -> Contenders:
         """Speculative config by name."""
-        usual = {"num_speculative_tokens": self.draft_length or 1}
+        static = self.mtp_draft_length or self.draft_length or 1
+        usual = {"num_speculative_tokens": static}
         return {
             NO_SPECULATION: None,
             VLLM_METHOD: {"method": VLLM_METHOD} | usual,

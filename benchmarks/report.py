@@ -9,6 +9,7 @@ from benchmarks.checkouts import CheckoutsBench
 from benchmarks.control import held_out, trace_report
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
+from benchmarks.graphs import GraphsBench
 from benchmarks.grid.report import print_report as print_grid
 from benchmarks.host import HostBench
 from benchmarks.http_fuzz import bench as http_fuzz
@@ -86,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
     "launches": Kind(
         "Launches", _keys("cells", "kinds", "options"), LaunchesBench.show
     ),
+    "graphs": Kind("CUDA graphs", _keys("graphs", "options"), GraphsBench.show),
     "held-out": Kind(
         "Controllers in held-out worlds",
         _keys("summaries", "differences", "scores"),

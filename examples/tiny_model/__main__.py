@@ -151,7 +151,8 @@ def expand(
         typer.Option(help="Width of the residual stream; 4^n times keeps 16 bits."),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Tokens; for greedy decoding only.")
+        int | None,
+        typer.Option(help="Tokens; for sampling, grow the hidden size, too."),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Of the stored weights: bfloat16, float16 or float32.")

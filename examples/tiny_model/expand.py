@@ -8,13 +8,15 @@ Each step is exact in real arithmetic:
 
 - layers: new decoder layers have zero output projections, so they add 0;
 - MLP: new rows of gate and up feed zero columns of down;
-- hidden size: new channels of the residual stream are always 0. A mean over
+- hidden size: new channels of the residual stream are 0. A mean over
   d' instead of d channels shrinks by d / d', so eps shrinks with it and norm
   weights are multiplied by sqrt(d / d'). The head size stays, so the number
   of heads grows by d' / d; the new heads meet zero columns of the output
   projection;
 - vocabulary: new tokens have logit 0, which a greedy choice never picks as
-  long as some real token's logit is positive. Not for sampling.
+  long as some real token's logit is positive. If the hidden size grows, too,
+  their logits are below -30, and sampling draws none either: see
+  `_silence`, the one step that is exact to float32's rounding only.
 
 What a zero makes dead is filled with random numbers, so that no kernel can
 win time on zeros. Norm weights change by a power of two when d' / d is a
@@ -34,6 +36,14 @@ Weights = dict[str, torch.Tensor]
 MTP_PREFIX = "model.mtp_layers."
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _FILL_STD = 0.02
+
+_TRACE = 2.0**-20
+"""In the residual stream's first new channel, whatever the token."""
+_TRUNK_GAIN, _MTP_GAIN = 2.0**7, 2.0**4
+"""Of that channel in the last norms. The MTP layer's output goes back into it, so there
+the square of what is made of it must be nothing beside the others'."""
+_AGAINST = -(2.0**24)
+"""Of that channel to the logit of a new token: more than 16 bits of float16 hold."""
 
 
 class Expansion(BaseModel):
@@ -112,7 +122,7 @@ def _grow_linear(
         grown[old.shape[0] :] = 0
         grown[:, old.shape[1] :] = 0
     elif name.endswith("lm_head.weight"):
-        grown[old.shape[0] :] = 0
+        grown[old.shape[0] :, : old.shape[1]] = 0
     return grown
 
 
@@ -181,6 +191,42 @@ def _new_layers(weights: Weights, first: int, last: int, filler: _Filler) -> Wei
     return layers
 
 
+def silences(old: ModelShape, new: ModelShape) -> bool:
+    """Whether new tokens get logits so low that sampling never draws them."""
+    return new.vocab_size > old.vocab_size and new.hidden_size > old.hidden_size
+
+
+def _silence(weights: Weights, old: ModelShape, new: ModelShape) -> None:
+    """Gives new tokens logits that sampling never draws, in place.
+
+    The first new channel carries a number too small to change a norm, always the same
+    sign. The last norms enlarge it, and of the head's rows only those of new tokens
+    read it. The MTP layer has it from the embedding, which it masks at position 0: what
+    is drafted of a prompt of one token is the exception.
+
+    Args:
+        weights: Of the grown model.
+        old: Shape before.
+        new: Shape now, of a larger hidden size.
+    """
+    channel = old.hidden_size
+    gains = {"model.norm.weight": _TRUNK_GAIN, "final_layernorm.weight": _MTP_GAIN}
+    gains["token_layernorm.weight"] = 1.0
+    scale = math.sqrt(old.hidden_size / new.hidden_size)
+    for name, weight in weights.items():
+        if name.endswith("norm.weight"):
+            gain = next((gains[n] for n in gains if name.endswith(n)), 0.0)
+            weight[channel] = gain * scale
+        elif name.endswith("embed_tokens.weight"):
+            weight[:, channel] = _TRACE
+        elif name.endswith("input_proj.weight"):
+            weight[:, new.hidden_size + channel] = 0
+            weight[channel, new.hidden_size + channel] = 1
+        elif name.endswith("lm_head.weight"):
+            weight[: old.vocab_size, channel] = 0
+            weight[old.vocab_size :, channel] = _AGAINST
+
+
 def expand_weights(
     weights: Weights, old: ModelShape, new: ModelShape, *, seed: int = 0
 ) -> Weights:
@@ -208,8 +254,10 @@ def expand_weights(
     grown = {
         name: _grow(name, weight, old, new, filler) for name, weight in weights.items()
     }
-    added = _new_layers(grown, old.num_hidden_layers, new.num_hidden_layers, filler)
-    return grown | added
+    grown |= _new_layers(grown, old.num_hidden_layers, new.num_hidden_layers, filler)
+    if silences(old, new):
+        _silence(grown, old, new)
+    return grown
 
 
 def shuffle_mtp(weights: Weights, *, seed: int = 0) -> Weights:

@@ -12,7 +12,13 @@ from examples.tiny_model.checkpoint import (
     save_weights,
     write_json,
 )
-from examples.tiny_model.expand import Expansion, Weights, expand_weights, shuffle_mtp
+from examples.tiny_model.expand import (
+    Expansion,
+    Weights,
+    expand_weights,
+    shuffle_mtp,
+    silences,
+)
 from examples.tiny_model.prompts import PROMPTS_FILE
 from examples.tiny_model.provenance import PROVENANCE_FILE
 from examples.tiny_model.shape import ModelShape
@@ -64,6 +70,11 @@ def expand_checkpoint(
             f"generation_config.json: eos_token_id is {eos!r}; expected a list of ids"
         )
     new = expansion.apply_to(old)
+    if dtype == "float16" and silences(old, new):
+        raise ValueError(
+            "dtype: 'float16' cannot keep new tokens from being sampled; expected "
+            "bfloat16 or float32 where both vocabulary and hidden size grow"
+        )
     weights = load_weights(source / "model.safetensors")
     grown = expand_weights(weights, old, new, seed=seed)
     if shuffles_mtp:

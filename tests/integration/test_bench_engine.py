@@ -36,6 +36,11 @@ def test_model_runner_v2_is_given_as_many_allowed_tokens_as_it_takes() -> None:
     assert _allowed_token_ids(50, 99, is_v2=True) == list(range(50, 100))
 
 
+def test_an_engine_without_a_gpu_has_captured_no_graphs(bench: BenchEngine) -> None:
+    facts = bench.facts()
+    assert facts["num_graphs"] == facts["num_full_graphs"] == facts["graph_bytes"] == 0
+
+
 @pytest.mark.parametrize(
     ("cached", "num_rows"),
     [(None, [1, 1]), ([], [129, 129]), ([[9] * 128], [1, 129])],

@@ -22,6 +22,8 @@ from vllm_mtp.integration.v2.speculator import MTPPlusSpeculator
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
 SIZES = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 """What vLLM captures on Hopper; a test of vLLM's would notice if it were not."""
+TABLE_SIZES = [3, 6, 9, 12, 18, 36, 252, 264, 312, 360, 408, 456, 502, 504]
+"""And what it adds for our table of draft lengths, at most 256 requests and K = 8."""
 SIZES_OF_SMALL_BATCHES = [1, 2, 4, *range(8, 129, 8)]
 
 
@@ -149,8 +151,11 @@ def test_a_pin_costs_no_batch_its_graph(pin: int, depth: int) -> None:
     assert num_reqs > 60
 
 
-def test_a_step_without_drafts_has_the_graph_of_an_engine_without_speculation() -> None:
-    plus, none = ours(1024, 8, SIZES), theirs(1024, 0, SIZES)
+@pytest.mark.parametrize("more", [[], TABLE_SIZES], ids=["", "table"])
+def test_a_step_without_drafts_has_the_graph_of_an_engine_without_speculation(
+    more: list[int],
+) -> None:
+    plus, none = ours(1024, 8, sorted(SIZES + more)), theirs(1024, 0, SIZES)
     for num_reqs in range(1, 257):
         assert of_step(plus.target, [1] * num_reqs) == of_step(
             none.target, [1] * num_reqs
@@ -160,8 +165,17 @@ def test_a_step_without_drafts_has_the_graph_of_an_engine_without_speculation() 
 @pytest.mark.parametrize(
     ("max_num_reqs", "max_draft_length"), [(256, 8), (1024, 8), (1024, 3), (1024, 1)]
 )
-def test_there_are_few_of_them(max_num_reqs: int, max_draft_length: int) -> None:
-    assert ours(max_num_reqs, max_draft_length, SIZES).num_full <= 128
+@pytest.mark.parametrize("more", [[], TABLE_SIZES], ids=["", "table"])
+def test_there_are_few_of_them(
+    max_num_reqs: int, max_draft_length: int, more: list[int]
+) -> None:
+    sizes = sorted(SIZES + more)
+    assert ours(max_num_reqs, max_draft_length, sizes).num_full <= 128
+
+
+def test_sizes_that_a_user_chose_are_kept() -> None:
+    plus = ours(16, 8, [3, 5, 16])
+    assert [of_step(plus.target, [1] * n).num_reqs for n in (3, 4, 6)] == [3, 5, 16]
 
 
 @pytest.mark.parametrize("max_draft_length", [1, 2, 3, 8])

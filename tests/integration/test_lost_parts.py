@@ -8,11 +8,14 @@ import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.integration.scheduler import messages
 from vllm_mtp.integration.scheduler.controlled_scheduler import ControlledScheduler
+from vllm_mtp.integration.scheduler.drafting_failure import SurvivesFailure
 from vllm_mtp.integration.scheduler.messages import (
     NOTHING,
+    WorkerReport,
     directed,
     report_of,
     stop_rule_of,
@@ -20,6 +23,9 @@ from vllm_mtp.integration.scheduler.messages import (
 )
 from vllm_mtp.integration.v1 import draft_grammars
 from vllm_mtp.integration.v1.draft_grammars import DraftGrammars
+from vllm_mtp.integration.worker.reports import Reports
+from vllm_mtp.integration.worker.worker import MTPPlusWorker
+from vllm_mtp.metrics.stats import FAILED_DRAFTER
 from vllm_mtp.records import StopRule
 
 RULE = StopRule({}, (0.0, 1.0), 0.1)
@@ -95,3 +101,24 @@ def test_a_grammar_that_cannot_be_compiled_is_said_once_with_its_cause(
         assert not grammars._rows
     (said,) = warnings
     assert "ValueError('no such rule')" in said
+
+
+def test_what_is_said_once_is_not_lost_in_a_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU vLLM's worker makes steps of whose outputs no scheduler hears."""
+    plain = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0})
+    drafter = SurvivesFailure()
+    drafter.mixes_draft_lengths = True
+    drafter.has_failed, drafter._is_reported = True, False
+    runner = Reports()
+
+    def warm_up(worker: Any) -> None:
+        runner.with_report(plain, drafter)
+
+    monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
+    worker = object.__new__(MTPPlusWorker)
+    worker.model_runner = runner
+    worker.compile_or_warm_up_model()
+    said = [report_of(runner.with_report(plain, drafter)) for _ in range(2)]
+    assert said == [WorkerReport(None, {}, FAILED_DRAFTER, True), NOTHING]

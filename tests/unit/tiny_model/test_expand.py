@@ -40,8 +40,12 @@ def assert_same_function(
     old: MiMoModel, new: MiMoModel, token_ids: torch.Tensor
 ) -> None:
     vocab = old.shape.vocab_size
-    for logits in (new(token_ids), *new.draft_logits(token_ids, NUM_STEPS)):
-        assert not logits[..., vocab:].any()
+    is_silent = new.shape.hidden_size > old.shape.hidden_size
+    first_draft, *drafts = new.draft_logits(token_ids, NUM_STEPS)
+    # At position 0 the MTP layer does not know the token.
+    for logits in (new(token_ids), first_draft[:, 1:], *drafts):
+        added = logits[..., vocab:]
+        assert (added < -30).all() if is_silent else not added.any()
     torch.testing.assert_close(new(token_ids)[..., :vocab], old(token_ids), **TOLERANCE)
     for new_logits, old_logits in zip(
         new.draft_logits(token_ids, NUM_STEPS),
@@ -95,6 +99,25 @@ def test_any_mix_of_expansions_keeps_the_function(
 
     token_ids = torch.randint(50, (1, 9), generator=generator)
     assert_same_function(model, grown, token_ids)
+
+
+def test_new_tokens_are_never_sampled_where_the_hidden_size_grows(
+    small_model: MiMoModel, token_ids: torch.Tensor
+) -> None:
+    grown = grow(small_model, Expansion(hidden_size=512, vocab_size=3000))
+    grown.bfloat16()  # as they are served
+
+    with torch.no_grad():
+        first_draft, *drafts = grown.draft_logits(token_ids, NUM_STEPS)
+        for logits in (grown(token_ids), first_draft[:, 1:], *drafts):
+            chances = logits.float().softmax(-1)[..., small_model.shape.vocab_size :]
+            assert chances.sum(-1).max() < 1e-9
+
+
+def test_the_head_is_as_dear_as_one_of_real_tokens(small_model: MiMoModel) -> None:
+    grown = grow(small_model, Expansion(hidden_size=512, vocab_size=3000))
+    rows = grown.lm_head.weight[small_model.shape.vocab_size :]
+    assert rows[:, small_model.shape.hidden_size :].all()
 
 
 def test_the_comparison_notices_a_missing_norm_scale(

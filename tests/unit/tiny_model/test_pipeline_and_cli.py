@@ -169,6 +169,10 @@ def test_expand_can_shuffle_the_mtp_layer_and_nothing_else(
         (["--vocab-size", "0"], "vocab_size: 0: Input should be greater"),
         ([], "no size grows"),
         (["--vocab-size", "400", "--dtype", "int4"], "dtype: 'int4'; expected one of"),
+        (
+            ["--vocab-size", "400", "--hidden-size", "64", "--dtype", "float16"],
+            "dtype: 'float16' cannot keep new tokens from being sampled",
+        ),
     ],
 )
 def test_expand_refuses_bad_sizes_in_one_sentence(

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.checkouts import HERE, CheckoutsBench
 from benchmarks.drafting import DraftingBench
+from benchmarks.graphs import GraphsBench
 from benchmarks.grid.cells import Cell
 from benchmarks.grid.journal import Journal
 from benchmarks.grid.summary import summarise as summarise_grid
@@ -250,6 +251,13 @@ def _launches() -> Any:
     return written(bench, bench.summarise({1: rounds}))
 
 
+def _graphs() -> Any:
+    figures = {"graph_seconds": 9.5, "graph_bytes": 2**30}
+    counts = {"num_graphs": 1400, "num_full_graphs": 128}
+    bench = GraphsBench()
+    return written(bench, {"graphs": dict.fromkeys(bench.contenders, figures | counts)})
+
+
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "eval": _eval,
     "compare": _compare,
@@ -258,6 +266,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "verify": _verify,
     "host": _host,
     "launches": _launches,
+    "graphs": _graphs,
     "vocab build": _vocab_build,
 }
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {

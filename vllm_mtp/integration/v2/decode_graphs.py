@@ -129,7 +129,14 @@ def any_mix(manager: CudaGraphManager) -> list[list[BatchExecutionDescriptor]]:
 
 
 def _sizes(manager: CudaGraphManager) -> list[int]:
-    return sorted(manager.compilation_config.cudagraph_capture_sizes or [])
+    """Those without speculation: where vLLM chooses, a table of draft lengths adds to
+    them (``VllmConfig``), for graphs that stand here for no draft length."""
+    sizes = sorted(manager.compilation_config.cudagraph_capture_sizes or [])
+    usual = {1, 2, 4, *range(8, 256, 8), *range(256, 1 + max(sizes, default=0), 16)}
+    chosen = {n for n in usual if n <= max(sizes, default=0)}
+    if not chosen <= set(sizes):
+        return sizes  # the user's
+    return [n for n in sizes if n in chosen or n == manager.max_num_reqs]
 
 
 def put_in_place(

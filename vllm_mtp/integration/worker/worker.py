@@ -9,6 +9,7 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.worker.reports import Reports
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.integration.worker.weight_updates import (
     DRAFT,
@@ -69,6 +70,13 @@ class ReplacesDrafter(Worker):
         self._drafter.weight_watch = self._weights = WeightWatch()
         self._weights.watch(TARGET, self.get_model())
         self._weights.watch(DRAFT, self._drafter.model)
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        # On a GPU it has made steps of whose outputs no scheduler hears.
+        if isinstance(self.model_runner, Reports):
+            self.model_runner.begin_reports()
+        return times
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         path = self.vllm_config.model_config.model
