@@ -35,7 +35,7 @@ def draft_model_on_meta(config: VllmConfig) -> Any:
     if torch.distributed.is_initialized():
         raise UndecidedError("the process is part of a distributed environment")
     config = copy.copy(config)
-    config.parallel_config = ParallelConfig()
+    config.parallel_config = _single_rank()
     speculative = config.speculative_config
     assert speculative is not None
     draft = speculative.draft_model_config
@@ -48,6 +48,14 @@ def draft_model_on_meta(config: VllmConfig) -> Any:
             set_model_tag("eagle_head"),
         ):
             return initialize_model(vllm_config=config, model_config=draft)
+
+
+def _single_rank() -> ParallelConfig:
+    parallel = ParallelConfig()
+    # vLLM takes those of offline data parallelism from the environment.
+    parallel.data_parallel_size = 1
+    parallel.data_parallel_rank = parallel.data_parallel_index = 0
+    return parallel
 
 
 class _OnMeta(TorchFunctionMode):
