@@ -18,7 +18,11 @@ DRAFT_LENGTH = 3
 PINS = (None, 0, 1, None, 2)
 """Requests' own K in turn: ranks verify unequally many drafts."""
 PROMPTS = random_prompts(24)
-OURS = {"speculative_config": {"method": "mtp_plus"}}
+LONG_PROMPT = [token for prompt in PROMPTS for token in prompt][:150]
+OURS = {
+    "speculative_config": {"method": "mtp_plus"},
+    "max_num_batched_tokens": 64,  # some steps of the idle rank are of a prompt alone
+}
 
 
 class Size(NamedTuple):
@@ -37,15 +41,15 @@ RUNNERS = {"v1": V1, "v2": V2}
 
 
 def requests(size: Size) -> list[list[RankRequest]]:
-    """Of a busy rank, and of one that is idle between two short requests, if there are
-    enough steps, and later."""
+    """Of a busy rank, and of one that is idle between two requests, if there are
+    enough steps, and later. The second has a long prompt."""
     busy = [
         RankRequest(prompt, size.max_tokens, draft_length=PINS[i % len(PINS)])
         for i, prompt in enumerate(PROMPTS[: size.num_busy])
     ]
     idle = [
         RankRequest(prompt, 12, arrives_at=i * size.num_steps // 2)
-        for i, prompt in enumerate(PROMPTS[-2:])
+        for i, prompt in enumerate([PROMPTS[-1], LONG_PROMPT])
     ]
     return [busy, idle]
 
@@ -69,7 +73,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[int]]]:
     """Texts without speculation, by rank."""
     folder = tmp_path_factory.mktemp("plain")
     size = SIZES["v1"]._replace(num_steps=0)
-    ranks = run("v1", size, {"max_num_seqs": 24}, folder)
+    ranks = run("v1", size, {"max_num_seqs": 22}, folder)
     assert not any(rank.counters for rank in ranks)
     return [[*rank.texts.values()] for rank in ranks]
 

@@ -1,8 +1,8 @@
 """Models with several MTP layers: what runs at each depth, and what is said.
 
-On Model Runner V2 vLLM runs them in turn, layer *i* for draft token *i*. Each reads what
-the one before has made of the rows of a step, so that all of them run in every step.
-Otherwise a deeper layer would have no keys and values of what was committed meanwhile.
+On Model Runner V2 vLLM runs them in turn, layer *i* for draft token *i*. Each reads
+what the one before has made of the rows of a step, so that all run in every step.
+Otherwise a deeper layer would lack keys and values of what was committed meanwhile.
 On Model Runner V1 the first one alone drafts, as often as the depth says.
 """
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+from vllm_mtp.integration.v2.decode_graphs import log_graphs
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 from vllm_mtp.integration.v2.rejection_sampler import replace_rejection_sampler
 from vllm_mtp.integration.worker.reports import Reports
@@ -42,6 +43,12 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         super().load_model(*args, **kwargs)
         replace_rejection_sampler(self)
         self._greedy = GreedyVerification(self)
+
+    def capture_model(self, *args: Any, profile_only: bool = False) -> int:
+        num_bytes: int = super().capture_model(*args, profile_only=profile_only)
+        if not profile_only:
+            log_graphs(self, num_bytes)
+        return num_bytes
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._speculator.expect(scheduler_output)
