@@ -1,4 +1,4 @@
-"""Greedy output is the target's on Model Runner V2, async, and tensor parallel 2.
+"""Greedy output is the target's on Model Runner V2, async, and with parallel ranks.
 
 Each runs in a fresh process: the interpreter, the runner and the process groups are
 chosen once per process.
@@ -101,3 +101,23 @@ def test_tensor_parallel_2_equals(plain: list[list[int]]) -> None:
     )
     check_speculated(randomized, "MTPPlusScheduler", "")
     assert randomized.continuations == [text[:48] for text in plain]
+
+
+def test_v2_with_pipeline_parallel_2_equals(plain: list[list[int]]) -> None:
+    """vLLM 0.32 wants async scheduling for drafts of pipeline-parallel ranks."""
+    parallel = {
+        "pipeline_parallel_size": 2,
+        "distributed_executor_backend": "mp",
+        "speculative_config": RANDOM,
+        "async_scheduling": True,
+    }
+    settings = {
+        "max_tokens": NUM_V2_TOKENS,
+        "v2": True,
+        "script": [3, 1, 0, 0, 0, 2],
+        "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    }
+    (result,) = run_jobs(small_jobs([parallel], NUM_V2_PROMPTS, **settings), 200)
+    check_speculated(result, "MTPPlusAsyncScheduler", "")
+    assert {drafted for step in result.accepted for _, drafted, _ in step} == {1, 2, 3}
+    assert result.continuations == expected_of_v2(plain)

@@ -1,5 +1,6 @@
 """Which CUDA graphs V2's steps get, asked of vLLM's managers; nothing is captured."""
 
+from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, ModelCudaGraphManager
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
@@ -15,8 +17,18 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from tests.support.heldout import BUNDLED_CHECKPOINT
+from vllm_mtp.config import graph_tiers, tier_table
+from vllm_mtp.integration.load import engine_args
+from vllm_mtp.integration.load.doctor import GraphFacts, graphs_of
+from vllm_mtp.integration.v2 import decode_graphs
 from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays
-from vllm_mtp.integration.v2.decode_graphs import mix_draft_lengths, thinned
+from vllm_mtp.integration.v2.decode_graphs import (
+    keep_few_sizes,
+    log_graphs,
+    mix_draft_lengths,
+    thinned,
+)
 from vllm_mtp.integration.v2.speculator import MTPPlusSpeculator
 
 FULL, PIECEWISE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE
@@ -31,19 +43,27 @@ SIZES_OF_SMALL_BATCHES = [1, 2, 4, *range(8, 129, 8)]
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
     monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
-    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
-    monkeypatch.setattr(cudagraph_utils, "current_platform", platform)
+    _have_no_graph_pool(monkeypatch)
     monkeypatch.setattr(
         cudagraph_utils, "is_breakable_cudagraph_enabled", lambda: False
     )
+
+
+def _have_no_graph_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = SimpleNamespace(get_global_graph_pool=lambda: None)
+    monkeypatch.setattr(cudagraph_utils, "current_platform", platform)
 
 
 def config(
     max_num_reqs: int,
     max_draft_length: int,
     sizes: list[int],
+    has_tiers: bool = False,
 ) -> Any:
-    speculation = SimpleNamespace(uses_dynamic_speculative_decoding=lambda: False)
+    speculation = SimpleNamespace(
+        uses_dynamic_speculative_decoding=lambda: has_tiers,
+        num_speculative_tokens_per_batch_size=tier_table(max_draft_length),
+    )
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_reqs),
         compilation_config=SimpleNamespace(
@@ -92,6 +112,13 @@ def ours(*args: Any, **kwargs: Any) -> Managers:
 
 def theirs(*args: Any) -> Managers:
     return Managers(*args).captured()
+
+
+def of_each_length(*args: Any) -> Managers:
+    """Of an engine whose attention cannot replay any mix."""
+    managers = Managers(*args, True)
+    keep_few_sizes(*managers.all, lambda *_, **__: None)
+    return managers.captured()
 
 
 def of_step(manager: CudaGraphManager, lengths: list[int], loras: int = 0) -> Any:
@@ -162,15 +189,121 @@ def test_a_step_without_drafts_has_the_graph_of_an_engine_without_speculation(
         )
 
 
+@cache
+def sizes_with_drafts(max_num_reqs: int, max_draft_length: int) -> list[int]:
+    """vLLM's own on Hopper: those of equal batches of each draft length, too."""
+    speculation = {
+        "method": "mtp",
+        "num_speculative_tokens": max_draft_length,
+        "num_speculative_tokens_per_batch_size": tier_table(max_draft_length),
+    }
+    config = EngineArgs(
+        model=str(BUNDLED_CHECKPOINT),
+        max_num_seqs=max_num_reqs,
+        max_num_batched_tokens=8192,
+        speculative_config=speculation,
+    ).create_engine_config()
+    compilation = config.compilation_config
+    compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    compilation.max_cudagraph_capture_size = None
+    compilation.cudagraph_capture_sizes = None
+    config._set_cudagraph_sizes()
+    sizes: list[int] = compilation.cudagraph_capture_sizes
+    assert set(SIZES) <= set(sizes)
+    return sizes
+
+
 @pytest.mark.parametrize(
-    ("max_num_reqs", "max_draft_length"), [(256, 8), (1024, 8), (1024, 3), (1024, 1)]
+    ("max_num_reqs", "max_draft_length"),
+    [(256, 8), (1024, 8), (1024, 3), (1024, 1), (1024, 16)],
 )
-@pytest.mark.parametrize("more", [[], TABLE_SIZES], ids=["", "table"])
-def test_there_are_few_of_them(
-    max_num_reqs: int, max_draft_length: int, more: list[int]
-) -> None:
-    sizes = sorted(SIZES + more)
+def test_there_are_few_of_them(max_num_reqs: int, max_draft_length: int) -> None:
+    sizes = sizes_with_drafts(max_num_reqs, max_draft_length)
     assert ours(max_num_reqs, max_draft_length, sizes).num_full <= 128
+
+
+@pytest.mark.parametrize("max_draft_length", [3, 8, 16])
+def test_there_are_not_many_where_each_draft_length_has_its_own(
+    max_draft_length: int,
+) -> None:
+    sizes = sizes_with_drafts(1024, max_draft_length)
+    few = of_each_length(1024, max_draft_length, sizes)
+    assert few.num_full <= 55 * len(graph_tiers(max_draft_length))
+    assert few.num_full < 0.5 * theirs(1024, max_draft_length, sizes, True).num_full
+
+
+@pytest.mark.parametrize("max_draft_length", [3, 8])
+def test_few_sizes_serve_every_batch_that_all_sizes_serve(
+    max_draft_length: int,
+) -> None:
+    sizes = sizes_with_drafts(256, max_draft_length)
+    few = of_each_length(256, max_draft_length, sizes)
+    many = theirs(256, max_draft_length, sizes, True)
+    none = theirs(256, 0, SIZES)
+    for depth in graph_tiers(max_draft_length):
+        for num_reqs in range(1, 257):
+            lengths = [depth + 1] * num_reqs
+            wanted, graph = of_step(many.target, lengths), of_step(few.target, lengths)
+            if wanted.cg_mode == FULL:
+                assert graph.cg_mode == FULL
+            if graph.cg_mode != FULL:
+                continue
+            assert is_room_for(graph, lengths)
+            assert graph.num_reqs <= 4 / 3 * num_reqs + 8
+            # The first draft step reads what the target's pass has left.
+            same = few.prefill.dispatch(num_reqs, graph.num_tokens, depth + 1, 0)
+            assert same == graph
+            if not depth:
+                assert graph.num_tokens <= of_step(none.target, lengths).num_tokens
+
+
+def test_they_can_be_counted_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the doctor does, in a process that is thrown away."""
+    sizes = sizes_with_drafts(256, 8)
+    expected = [make(256, 8, sizes).num_full for make in (ours, of_each_length)]
+    monkeypatch.undo()  # it has a distributed environment of its own
+    _have_no_graph_pool(monkeypatch)
+    args = EngineArgs(
+        model=str(BUNDLED_CHECKPOINT),
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        speculative_config={"method": "mtp_plus"},
+    )
+    engine_args.install()
+    config = args.create_engine_config()
+    assert isinstance(graphs_of(config), str)
+    # As on a GPU.
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    config.compilation_config.max_cudagraph_capture_size = SIZES[-1]
+    config.compilation_config.cudagraph_capture_sizes = sizes
+    found = graphs_of(config)
+    assert isinstance(found, GraphFacts), found
+    assert [found.num_for_any_mix, found.num_for_equal_lengths] == expected
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_the_log_says_how_many_were_captured(
+    mixes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(
+        decode_graphs.logger, "info", lambda text, *words: said.append(text % words)
+    )
+    managers = ours(16, 3, SIZES_OF_SMALL_BATCHES)
+    for manager in managers.all:
+        manager.graphs = dict.fromkeys(manager._capture_descs[FULL])
+    speculator = SimpleNamespace(
+        mixes_draft_lengths=mixes,
+        prefill_cudagraph_manager=managers.prefill,
+        decode_cudagraph_manager=managers.decode,
+    )
+    runner = SimpleNamespace(cudagraph_manager=managers.target, speculator=speculator)
+    log_graphs(runner, 3 * 2**29)
+    (line,) = said
+    assert f"{managers.num_full} full CUDA graphs" in line
+    assert ("any mix" in line) == mixes
+    assert "1.50 GiB" in line
 
 
 def test_sizes_that_a_user_chose_are_kept() -> None:

@@ -16,7 +16,9 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.random_checkpoints import write_checkpoint
 from vllm_mtp.cli.main import app
 from vllm_mtp.integration.load import compat
+from vllm_mtp.integration.load.doctor import GraphFacts
 from vllm_mtp.tools import doctor_probe
+from vllm_mtp.tools.doctor import _of_graphs
 
 MLP = "model.mtp_layers.0.mlp.down_proj.weight"
 Tensors = dict[str, torch.Tensor]
@@ -46,7 +48,8 @@ def test_a_healthy_checkpoint_is_ready(family: str, tmp_path: Path) -> None:
     assert code == 0
     assert report["is_healthy"]
     topics = [each["topic"] for each in report["findings"]]
-    assert topics == ["vLLM", "kernels", "model", "family", "weights", "memory"]
+    topics_of_model = ["model", "family", "weights", "memory", "CUDA graphs"]
+    assert topics == ["vLLM", "kernels", *topics_of_model]
 
 
 def test_a_model_without_mtp_layers(tmp_path: Path) -> None:
@@ -213,3 +216,9 @@ def test_the_probe_finds_weights_in_the_wrong_place(
     assert code == 1
     (problem,) = problems(report)
     assert problem.startswith("acceptance:")
+
+
+def test_graphs_are_counted_for_both_kinds_of_attention() -> None:
+    finding = _of_graphs(GraphFacts(num_for_any_mix=137, num_for_equal_lengths=289))
+    assert finding.text.startswith("137 full ones where attention replays unequal")
+    assert "otherwise 289" in finding.text

@@ -19,8 +19,10 @@ from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.drafting.vocabulary import default_num_rows
 from vllm_mtp.integration.load.checkpoint import describe
 from vllm_mtp.integration.load.doctor import (
+    GraphFacts,
     MachineFacts,
     ModelFacts,
+    graph_facts,
     machine_facts,
     model_facts,
     weight_facts,
@@ -137,6 +139,20 @@ def _of_weights(name: str, facts: ModelFacts) -> Iterator[Finding]:
         text = "all that vLLM loads are there, with numbers like the trunk's"
         yield Finding("ok", "weights", text)
     yield _of_memory(facts, weights.num_bytes)
+    if not weights.problems:
+        yield _of_graphs(graph_facts(name))
+
+
+def _of_graphs(facts: GraphFacts | str) -> Finding:
+    if isinstance(facts, str):
+        return Finding("ok", "CUDA graphs", facts)
+    return Finding(
+        "ok",
+        "CUDA graphs",
+        f"{facts.num_for_any_mix} full ones where attention replays unequal draft "
+        f"lengths, otherwise {facts.num_for_equal_lengths}; vLLM measures their memory "
+        "at start and says it",
+    )
 
 
 def _of_memory(facts: ModelFacts, mtp_bytes: int) -> Finding:

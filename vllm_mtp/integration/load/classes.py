@@ -54,6 +54,8 @@ def name_our_classes(config: VllmConfig) -> None:
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None
+    if config.use_v2_model_runner:
+        _warn_of_further_turns(config.speculative_config)
     logger.info(
         "%s: up to K=%d draft tokens, %s controller, model runner %s, %s scheduling",
         METHOD,
@@ -62,6 +64,20 @@ def name_our_classes(config: VllmConfig) -> None:
         runner.upper(),
         "async" if is_async else "sync",
     )
+
+
+def _warn_of_further_turns(speculative_config: Any) -> None:
+    draft_length = speculative_config.num_speculative_tokens
+    num_layers = speculative_config.draft_model_config.hf_config.n_predict
+    if 1 < num_layers < draft_length:
+        logger.warning(
+            "num_speculative_tokens=%d with %d MTP layers: Model Runner V2 overwrites "
+            "keys and values of the first turn, and fewer drafts are accepted than "
+            "with %d.",
+            draft_length,
+            num_layers,
+            num_layers,
+        )
 
 
 def _refuse_contradictions(config: VllmConfig) -> None:

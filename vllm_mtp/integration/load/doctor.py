@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from transformers.utils.hub import cached_file
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
-from vllm_mtp.config import VLLM_METHOD, ConfigError
+from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
+from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,
@@ -103,6 +105,64 @@ def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
         checkpoint.examine_weights(str(folder), tried, headers, MAX_BYTES_PER_TENSOR)
     )
     return WeightFacts(problems, weight_bytes(headers, tried.own))
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """Full CUDA graphs of a server with default settings."""
+
+    num_for_any_mix: int
+    """Where attention replays any mix of draft lengths, which is known once it is
+    loaded."""
+    num_for_equal_lengths: int
+    """Where it does not."""
+
+
+def graph_facts(model: str) -> GraphFacts | str:
+    """Count the graphs that would be captured.
+
+    Args:
+        model: Folder or hub name, of a model that can be served.
+
+    Returns:
+        Why there are none to count, where that is so.
+    """
+    if current_platform.is_cpu():
+        return "none on a CPU"
+    try:
+        config = EngineArgs(
+            model=model, speculative_config={"method": METHOD}
+        ).create_engine_config()
+    except (ValueError, OSError, RuntimeError) as error:
+        return f"vLLM does not serve it on this machine: {_first_line(error)}"
+    return graphs_of(config)
+
+
+def graphs_of(config: VllmConfig) -> GraphFacts | str:
+    """Count the graphs of an engine that has not been started.
+
+    Args:
+        config: Finished, of method ``mtp_plus``.
+
+    Returns:
+        Why there are none to count, where that is so.
+    """
+    mode = config.compilation_config.cudagraph_mode
+    speculative = config.speculative_config
+    if not config.use_v2_model_runner or not mode.separate_routine():
+        return "vLLM's own, for Model Runner V1 or this cudagraph_mode"
+    if speculative is not None and speculative.use_multi_module_mtp():
+        return "vLLM's own, for several MTP layers"
+
+    def count() -> tuple[int, int]:
+        from vllm_mtp.integration.load.dry_build import single_rank
+        from vllm_mtp.integration.v2.decode_graphs import count_graphs
+
+        with single_rank(config) as alone:
+            return count_graphs(alone)
+
+    counts = in_child(count)
+    return f"not counted: {counts}" if isinstance(counts, str) else GraphFacts(*counts)
 
 
 def _folder_of(model: str) -> Path | None:

@@ -6,6 +6,8 @@ initialize CUDA: a forked child (`child.py`) may do all of that.
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -32,22 +34,36 @@ def draft_model_on_meta(config: VllmConfig) -> Any:
     Raises:
         UndecidedError: The process has a distributed environment already.
     """
-    if torch.distributed.is_initialized():
-        raise UndecidedError("the process is part of a distributed environment")
-    config = copy.copy(config)
-    config.parallel_config = ParallelConfig()
     speculative = config.speculative_config
     assert speculative is not None
     draft = speculative.draft_model_config
+    with (
+        single_rank(config) as config,
+        set_default_torch_dtype(draft.dtype),
+        _OnMeta(),
+        set_model_tag("eagle_head"),
+    ):
+        return initialize_model(vllm_config=config, model_config=draft)
+
+
+@contextmanager
+def single_rank(config: VllmConfig) -> Iterator[VllmConfig]:
+    """Within, a distributed environment of one, and the config for it.
+
+    Raises:
+        UndecidedError: The process has a distributed environment already.
+    """
+    if torch.distributed.is_initialized():
+        raise UndecidedError("the process is part of a distributed environment")
+    config = copy.copy(config)
+    config.parallel_config = parallel = ParallelConfig()
+    # vLLM takes those of offline data parallelism from the environment.
+    parallel.data_parallel_size = 1
+    parallel.data_parallel_rank = parallel.data_parallel_index = 0
     with TemporaryDirectory() as folder, set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         initialize_model_parallel()
-        with (
-            set_default_torch_dtype(draft.dtype),
-            _OnMeta(),
-            set_model_tag("eagle_head"),
-        ):
-            return initialize_model(vllm_config=config, model_config=draft)
+        yield config
 
 
 class _OnMeta(TorchFunctionMode):

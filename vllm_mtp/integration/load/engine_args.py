@@ -88,7 +88,7 @@ def _wrap_create_speculative_config(
         self: EngineArgs, target_model_config: Any, target_parallel_config: Any
     ) -> SpeculativeConfig | None:
         if _is_ours(self):
-            _hand_over_to_vllm(self, target_model_config)
+            _hand_over_to_vllm(self, target_model_config, target_parallel_config)
         return original(self, target_model_config, target_parallel_config)
 
     return create_speculative_config
@@ -151,7 +151,9 @@ def _split(args: EngineArgs) -> SplitOptions:
     return split
 
 
-def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
+def _hand_over_to_vllm(
+    args: EngineArgs, target_model_config: Any, target_parallel_config: Any
+) -> None:
     """Replace our options in ``args`` by vLLM's ``mtp``, once the model is known."""
     split = _split(args)
     num_layers = checkpoint.count_mtp_layers(target_model_config)
@@ -159,7 +161,7 @@ def _hand_over_to_vllm(args: EngineArgs, target_model_config: Any) -> None:
         split.own,
         num_layers,
         is_small=_drafts_briefly(target_model_config),
-        is_common=args.data_parallel_size > 1,
+        is_common=target_parallel_config.data_parallel_size > 1,
     )
     _check_draft_vocab(split.own, target_model_config)
     args.speculative_config = split.vllm_options(draft_length, num_layers)

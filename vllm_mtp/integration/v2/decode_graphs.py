@@ -17,7 +17,10 @@ draft decode   one draft step              replayed as often as the depth asks f
 
 A step with drafts is padded by a third of its rows at most (decode steps wait for
 weights, not for rows), so there are few sizes: the graphs of all draft lengths are
-fewer than vLLM's `mtp` has for one.
+about as many as vLLM's `mtp` has for one.
+
+Where attention cannot replay any mix, each draft length keeps graphs of its own, of as
+few sizes.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,19 +28,26 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Any
 
+import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.attn_utils import get_varlen_cudagraph_unsupported_backend
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
+    ModelCudaGraphManager,
 )
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
     SpeculatorCudaGraphManager,
 )
 
+from vllm_mtp.config import METHOD
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
+
+# Below "vllm", so that vLLM's log settings apply to our lines, too.
+logger = init_logger("vllm.mtp_plus")
 
 MAX_PADDING = 1 / 3
 """Of the rows of a step with drafts, but where vLLM's own sizes are further apart."""
@@ -139,6 +149,30 @@ def _sizes(manager: CudaGraphManager) -> list[int]:
     return [n for n in sizes if n in chosen or n == manager.max_num_reqs]
 
 
+def equal_lengths(
+    manager: CudaGraphManager,
+) -> list[list[BatchExecutionDescriptor]]:
+    """Graphs of steps whose requests have equally many rows, by that number.
+
+    Args:
+        manager: That has too many of them: each of its sizes for every draft length.
+    """
+    by_length: dict[Any, list[BatchExecutionDescriptor]] = {}
+    for graph in manager._capture_descs.get(CUDAGraphMode.FULL, ()):
+        by_length.setdefault(graph.uniform_token_count, []).append(graph)
+    return [_few(graphs, length) for length, graphs in sorted(by_length.items())]
+
+
+def _few(
+    graphs: list[BatchExecutionDescriptor], length: int
+) -> list[BatchExecutionDescriptor]:
+    sizes = sorted({_requests(graph) for graph in graphs})
+    # As without speculation, where there is nothing else in a step.
+    exact = {n for n in sizes if length == 1 and n <= EXACT_REQUESTS}
+    kept = exact | set(thinned(sizes))
+    return [graph for graph in graphs if _requests(graph) in kept]
+
+
 def put_in_place(
     manager: CudaGraphManager, kinds: Iterable[list[BatchExecutionDescriptor]]
 ) -> None:
@@ -167,6 +201,11 @@ def put_in_place(
 
 def _rows(graph: BatchExecutionDescriptor) -> int:
     return int(graph.num_tokens)
+
+
+def _requests(graph: BatchExecutionDescriptor) -> int:
+    assert graph.num_reqs is not None, graph
+    return int(graph.num_reqs)
 
 
 class MixedDraftPrefill(SpeculatorCudaGraphManager):
@@ -226,27 +265,82 @@ class RepeatedDraftStep(SpeculatorCudaGraphManager):
 def may_mix(runner: Any) -> bool:
     """Whether a runner's steps can be replayed whatever mix of draft lengths they have.
 
-    Where ranks must agree on a graph (data, pipeline, context parallel, microbatches)
-    they do not, yet.
-
     Args:
         runner: vLLM's V2 model runner, which knows its attention groups and graphs.
     """
-    config, mode = runner.vllm_config, runner.cudagraph_manager.cudagraph_mode
-    parallel = config.parallel_config
     model_support, _ = runner.model_state.get_additional_cg_support()
+    return bool(
+        may_choose_graphs(runner)
+        and model_support == AttentionCGSupport.ALWAYS
+        and get_varlen_cudagraph_unsupported_backend(
+            runner.attn_groups, runner.vllm_config, runner.decode_query_len
+        )
+        is None
+    )
+
+
+def may_choose_graphs(runner: Any) -> bool:
+    """Whether a runner's graphs may be others than vLLM's.
+
+    Where ranks must agree on a graph (data, pipeline, context parallel, microbatches)
+    they may not, yet.
+
+    Args:
+        runner: vLLM's V2 model runner.
+    """
+    mode = runner.cudagraph_manager.cudagraph_mode
+    parallel = runner.vllm_config.parallel_config
     return bool(
         mode.separate_routine()
         and mode.decode_mode() == CUDAGraphMode.FULL
         and parallel.data_parallel_size == parallel.pipeline_parallel_size == 1
         and runner.pcp_manager is None
         and runner.ubatch_runner is None
-        and model_support == AttentionCGSupport.ALWAYS
-        and get_varlen_cudagraph_unsupported_backend(
-            runner.attn_groups, config, runner.decode_query_len
-        )
-        is None
     )
+
+
+def log_graphs(runner: Any, num_bytes: int) -> None:
+    """Say how many graphs were captured.
+
+    Args:
+        runner: vLLM's V2 model runner, with our speculator.
+        num_bytes: Of memory, that vLLM has measured.
+    """
+    speculator = runner.speculator
+    managers = [
+        each
+        for each in (runner.cudagraph_manager, *vars(speculator).values())
+        if isinstance(each, CudaGraphManager)
+    ]
+    logger.info(
+        "%s: %d full CUDA graphs for %s, %.2f GiB with all others",
+        METHOD,
+        sum(len(each.graphs) for each in managers),
+        "any mix of draft lengths"
+        if speculator.mixes_draft_lengths
+        else "equal draft lengths",
+        num_bytes / 2**30,
+    )
+
+
+def keep_few_sizes(
+    target: CudaGraphManager,
+    prefill: SpeculatorCudaGraphManager,
+    decode: SpeculatorCudaGraphManager,
+    draft_step: Callable[..., None],
+) -> None:
+    """Have three managers capture graphs of equal draft lengths, of few sizes.
+
+    Args:
+        target: Of the target's pass.
+        prefill: Of the first draft step, which has the target's sizes.
+        decode: Of the others.
+        draft_step: One of the others, as vLLM's ``_generate_fused_drafts``.
+    """
+    check_attributes(target, MANAGER_ATTRIBUTES)
+    put_in_place(target, equal_lengths(target))
+    put_in_place(prefill, equal_lengths(prefill))
+    _repeat(decode, draft_step)
 
 
 def mix_draft_lengths(
@@ -267,6 +361,43 @@ def mix_draft_lengths(
     put_in_place(target, [one_row_each(target), *any_mix(target)])
     put_in_place(prefill, any_mix(prefill))
     extend(prefill, MixedDraftPrefill)
+    _repeat(decode, draft_step)
+
+
+def count_graphs(config: Any) -> tuple[int, int]:
+    """Full graphs that an engine with one MTP layer captures.
+
+    Args:
+        config: Finished, of an engine with full graphs for decode steps.
+
+    Returns:
+        Where attention replays any mix of draft lengths, and where it does not.
+    """
+    mode = config.compilation_config.cudagraph_mode
+    longest = 1 + config.num_speculative_tokens
+    device = torch.device("cpu")
+    counts = []
+    for choose in (mix_draft_lengths, keep_few_sizes):
+        managers = (
+            ModelCudaGraphManager(config, device, mode, longest),
+            SpeculatorCudaGraphManager(config, device, mode, longest),
+            SpeculatorCudaGraphManager(
+                config, device, CUDAGraphMode.FULL_DECODE_ONLY, 1
+            ),
+        )
+        choose(*managers, _nothing)
+        full = (each._capture_descs[CUDAGraphMode.FULL] for each in managers)
+        counts.append(sum(map(len, full)))
+    return counts[0], counts[1]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In the place of a draft step."""
+
+
+def _repeat(
+    decode: SpeculatorCudaGraphManager, draft_step: Callable[..., None]
+) -> None:
     put_in_place(decode, [one_row_each_of_few_sizes(decode)])
     extend(decode, RepeatedDraftStep)
     decode.draft_step = draft_step

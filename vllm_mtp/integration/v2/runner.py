@@ -11,6 +11,7 @@ from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.scheduler.messages import VerifiedDrafts
 from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays, announce
+from vllm_mtp.integration.v2.decode_graphs import log_graphs
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 from vllm_mtp.integration.v2.rejection_sampler import replace_rejection_sampler
 from vllm_mtp.integration.worker.reports import Reports
@@ -81,6 +82,12 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             return super().prepare_inputs(scheduler_output, *args, **kwargs)
         finally:
             self.adaptive_verification = adaptive
+
+    def capture_model(self, *args: Any, profile_only: bool = False) -> int:
+        num_bytes: int = super().capture_model(*args, profile_only=profile_only)
+        if not profile_only:
+            log_graphs(self, num_bytes)
+        return num_bytes
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._speculator.follow_weights()

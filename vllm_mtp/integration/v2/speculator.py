@@ -20,7 +20,12 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.v2 import adaptive_verification
-from vllm_mtp.integration.v2.decode_graphs import may_mix, mix_draft_lengths
+from vllm_mtp.integration.v2.decode_graphs import (
+    keep_few_sizes,
+    may_choose_graphs,
+    may_mix,
+    mix_draft_lengths,
+)
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
@@ -65,16 +70,17 @@ class _MTPPlusSpeculator(
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         super().init_cudagraph_manager(cudagraph_mode)
-        self.mixes_draft_lengths = self.can_mix_draft_lengths and may_mix(
-            self.model_runner
+        runner = self.model_runner
+        if not self.can_mix_draft_lengths or not may_choose_graphs(runner):
+            return
+        managers = (
+            runner.cudagraph_manager,
+            self.prefill_cudagraph_manager,
+            self.decode_cudagraph_manager,
         )
-        if self.mixes_draft_lengths:
-            mix_draft_lengths(
-                self.model_runner.cudagraph_manager,
-                self.prefill_cudagraph_manager,
-                self.decode_cudagraph_manager,
-                self._draft_step,
-            )
+        self.mixes_draft_lengths = may_mix(runner)
+        choose = mix_draft_lengths if self.mixes_draft_lengths else keep_few_sizes
+        choose(*managers, self._draft_step)
 
     def _draft_step(
         self,
