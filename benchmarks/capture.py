@@ -1,5 +1,6 @@
 """What an engine's start spends on CUDA graphs, as vLLM's model runner returns it."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,6 +53,7 @@ def _vllm_runners() -> tuple[type, ...]:
 
 
 def _noted(capture_model: Callable[..., int], captured: Captured) -> Callable[..., int]:
+    @functools.wraps(capture_model)  # its parameters are looked up
     def noted(runner: Any, *args: Any, **kwargs: Any) -> int:
         num_before = compilation_counter.num_cudagraph_captured
         began_at_s = time.perf_counter()

@@ -1,5 +1,6 @@
 """What is noted of the capture of CUDA graphs, with a runner that captures none."""
 
+from inspect import signature
 from types import SimpleNamespace
 
 from vllm.compilation.counter import compilation_counter
@@ -22,6 +23,8 @@ class Runner:
 def test_the_last_capture_is_noted() -> None:
     original = Runner.capture_model
     with noted_capture([Runner]) as captured:
+        # The plugin looks up parameters when an engine starts.
+        assert signature(Runner.capture_model) == signature(original)
         runner = Runner()
         assert runner.capture_model(profile_only=True) == 100
         assert runner.capture_model() == 4096

@@ -1,7 +1,7 @@
 """The GPU worker: vLLM's own, whose drafter is replaced before weights are loaded."""
 
+import copy
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 from vllm.config import set_current_vllm_config
@@ -78,27 +78,25 @@ class ReplacesDrafter(Worker):
             self.model_runner.begin_reports()
         return times
 
-    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+    def reload_weights(
+        self, weights_iterator: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         path = self.vllm_config.model_config.model
-        super().reload_weights(*args, **kwargs)
-        if self._drafter is not None:
+        super().reload_weights(weights_iterator, *args, **kwargs)
+        # Who hands over weights one by one hands over those of the MTP layers by
+        # `start_draft_weight_update`.
+        if weights_iterator is None and self._drafter is not None:
             self._reload_mtp_layers(path)
 
     def _reload_mtp_layers(self, old_path: str) -> None:
-        """vLLM reloads the target alone.
-
-        Where weights were handed over one by one, MTP layers must be handed over, too:
-        ``start_draft_weight_update``.
-        """
-        draft, target = (
-            self.vllm_config.speculative_config.draft_model_config,
-            self.vllm_config.model_config,
-        )
-        if draft.model != old_path or target.model == old_path:
+        """vLLM reloads the target alone."""
+        draft = self.vllm_config.speculative_config.draft_model_config
+        if draft.model != old_path:  # weights of their own
             return
-        config = replace(self.vllm_config, model_config=draft)
+        config = copy.copy(self.vllm_config)
+        config.model_config, new_path = draft, config.model_config.model
         with set_current_vllm_config(config), self._drafter.plain_weights():
-            reload_weights(config, self._drafter.model, None, target.model, True)
+            reload_weights(config, self._drafter.model, None, new_path, True)
 
     def sleep(self, level: int = 1) -> None:
         if level == 2 and self._drafter is not None:
