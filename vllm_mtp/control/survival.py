@@ -87,10 +87,6 @@ class SurvivalModel:
         self._next_outcome = 0
         self._keep = 0.5 ** (1.0 / HALF_LIFE_STEPS)
 
-    def forget(self) -> None:
-        """Begin anew: the weights are others."""
-        vars(self).update(vars(SurvivalModel(self.max_draft_length)))
-
     # -- requests -----------------------------------------------------------------
 
     def see(self, request: DecodeRequest) -> int:
@@ -203,7 +199,7 @@ class SurvivalModel:
         engine = 1.0 / self._engine.precision
         doubts = {cell: engine + 1.0 / self._cell(cell).precision for cell in by_cell}
         if self._surprise.observe(by_cell, doubts):
-            self._doubt(by_cell)
+            self.doubt(by_cell)
         self._update_levels(by_cell)
         for found in by_cell.values():
             self._update_positions(found)
@@ -248,10 +244,10 @@ class SurvivalModel:
         self.calibration.note(chances, accepted, len(members))
         return Evidence([self._requests[i] for i in members], chances, accepted)
 
-    def _doubt(self, cells: Iterable[int]) -> None:
+    def doubt(self, cells: Iterable[int] | None = None) -> None:
         """Take what is known of levels for old; positions keep their differences."""
         self._engine.precision = min(self._engine.precision, PRIOR_PRECISION / 8)
-        for cell in cells:
+        for cell in self._cells if cells is None else cells:
             self._cell(cell).precision = PRIOR_PRECISION
         for term in self._requests.values():
             term.precision = min(term.precision, PRIOR_PRECISION)

@@ -315,13 +315,13 @@ def errors_alone_and_together(num_requests: int, seed: int) -> tuple[float, floa
 def test_what_hardly_varies_is_no_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Alarms are false here: nearly none in 2,000 steps of a single request."""
     alarms = []
-    doubt = SurvivalModel._doubt
+    doubt = SurvivalModel.doubt
 
     def count(self: SurvivalModel, cells: Sequence[int]) -> None:
         alarms.append(cells)
         doubt(self, cells)
 
-    monkeypatch.setattr(survival.SurvivalModel, "_doubt", count)
+    monkeypatch.setattr(survival.SurvivalModel, "doubt", count)
     model = SurvivalModel(K_MAX)
     teach(model, {"r": [0.9] * K_MAX}, 2000, random.Random(3))
     assert len(alarms) < 12
@@ -348,11 +348,14 @@ def test_leaving_out_unlikely_drafts_does_not_bias_the_estimate(
     assert (abs(error) < 0.03) == has_imputed
 
 
-def test_new_weights_are_begun_anew() -> None:
-    model = SurvivalModel(K_MAX)
-    new = survival_of(model)
-    teach(model, {"a": [0.2] * K_MAX}, 200, random.Random(5))
-    assert survival_of(model)[0] < 0.5 * new[0]
-    model.forget()
-    assert survival_of(model) == new
-    teach(model, {"a": TRUTH}, 50, random.Random(5))
+def test_after_new_weights_levels_are_uncertain_again() -> None:
+    model, rng = SurvivalModel(K_MAX), random.Random(5)
+    teach(model, {"a": [0.2] * K_MAX}, 200, rng)
+
+    def spread() -> float:
+        return statistics.stdev(model.draw(rng, "a").common for _ in range(200))
+
+    known, mean = spread(), survival_of(model)
+    model.doubt()
+    assert spread() > 2 * known
+    assert survival_of(model) == mean

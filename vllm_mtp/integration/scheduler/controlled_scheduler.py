@@ -31,7 +31,7 @@ from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
 from vllm_mtp.integration.scheduler.batch import Batch, batch_of
 from vllm_mtp.integration.scheduler.controllers import (
     controller_of,
-    forget_acceptance,
+    doubt_acceptance,
 )
 from vllm_mtp.integration.scheduler.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.scheduler.messages import (
@@ -252,7 +252,7 @@ class ControlledScheduler(Scheduler):
         if report.mixes_draft_lengths:
             self._ask(self.controller.allow_any_mix, None)
         if report.new_weights:
-            self._ask(forget_acceptance, None, self.controller)
+            self._ask(doubt_acceptance, None, self.controller)
             if self.metrics is not None:
                 self.metrics.new_weights(report.new_weights)
         if report.failed_part is not None:

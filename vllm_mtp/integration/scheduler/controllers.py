@@ -38,13 +38,13 @@ def controller_of(vllm_config: Any, sees_shadow_drafts: bool) -> Controller:
     return TracingController(controller, path, trace_header(vllm_config), bound)
 
 
-def forget_acceptance(controller: Controller) -> None:
-    """New weights: what a controller has learned of acceptance goes, costs stay."""
+def doubt_acceptance(controller: Controller) -> None:
+    """New weights: what a controller has learned of acceptance is old, costs stay."""
     # A trace is written by a controller around the one that decides.
     deciding = getattr(controller, "controller", controller)
     survival = getattr(deciding, "survival", None)
     if survival is not None:
-        survival.forget()
+        survival.doubt()
 
 
 def allowed_depths(vllm_config: Any) -> tuple[int, ...] | None:
