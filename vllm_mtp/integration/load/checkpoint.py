@@ -9,6 +9,7 @@ has been read. Which weights there must be is asked of vLLM's model (`dry_load.p
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ from vllm.transformers_utils.config import get_safetensors_params_metadata
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.load.child import in_child
+from vllm_mtp.integration.load.settings import PLAIN_DRAFT_KEY
 from vllm_mtp.integration.load.weight_health import (
     DryLoad,
     Header,
@@ -95,6 +97,9 @@ def check_mtp_weights(config: VllmConfig) -> None:
     if isinstance(tried, str):
         logger.info("MTP weights are only checked when they are loaded: %s", tried)
         return
+    if tried.is_plain:
+        logger.info("The MTP layers of %s are not quantized", draft.model)
+        config.additional_config[PLAIN_DRAFT_KEY] = True
     problems = list(examine_weights(draft.model, tried, headers, _MAX_BYTES_AT_START))
     if fatal := [each for each in problems if each.kind in _FATAL]:
         num_layers = getattr(draft.hf_config, "n_predict", 1)
@@ -118,6 +123,20 @@ def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | 
     Returns:
         Why vLLM could not be asked, where it could not.
     """
+    tried = _try(config, headers)
+    if config.quant_config is None or isinstance(tried, str) or tried.is_whole:
+        return tried
+    # Lists of layers that were not quantized name MTP layers as the checkpoint does,
+    # and vLLM's model as layers after the target's.
+    plain = copy.copy(config)
+    plain.quant_config = None
+    again = _try(plain, headers)
+    if isinstance(again, str) or not again.is_whole:
+        return tried
+    return replace(again, is_plain=True)
+
+
+def _try(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
     num_layers = config.model_config.get_total_num_hidden_layers()
 
     def ask() -> DryLoad:

@@ -10,11 +10,18 @@ from vllm_mtp.config import METHOD, MTPPlusConfig, parse_own_options
 
 SETTINGS_KEY = METHOD
 """Our key in ``additional_config``."""
+PLAIN_DRAFT_KEY = f"{METHOD}_plain_draft"
+"""Is there if the MTP layers are not quantized, though the model is."""
 
 
 def settings_of(vllm_config: Any) -> MTPPlusConfig:
     """Our options, read back from the config that a process received."""
     return parse_own_options(vllm_config.additional_config[SETTINGS_KEY])
+
+
+def draft_is_plain(vllm_config: Any) -> bool:
+    """Whether the MTP layers are not quantized, though the model is."""
+    return bool(vllm_config.additional_config.get(PLAIN_DRAFT_KEY))
 
 
 def trace_path(path: str, vllm_config: Any) -> str:

@@ -94,6 +94,12 @@ class DryLoad:
     """Shape and the one wanted, by name in the checkpoint."""
     unknown: dict[str, str]
     """What vLLM says about weights that it has no place for."""
+    is_plain: bool = False
+    """The MTP layers are not quantized, though the model is."""
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.missing or self.nameless or self.wrong_shape or self.unknown)
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, Header]:

@@ -32,6 +32,7 @@ from vllm_mtp.integration.cpu.prefiltered_head import (
 )
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.load.extend import extend
+from vllm_mtp.integration.load.settings import draft_is_plain
 from vllm_mtp.integration.scheduler.messages import stop_rule_of
 from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
@@ -107,7 +108,8 @@ class _MTPPlusDrafter(
         return () if self.constant_draft_positions else self._draft_attn_layer_names
 
     def _get_model(self) -> Any:
-        with checked_loading(self.speculative_config.draft_model_config):
+        config = self.speculative_config.draft_model_config
+        with checked_loading(config, draft_is_plain(self.vllm_config)):
             return super()._get_model()
 
     def load_model(self, target_model: Any) -> None:

@@ -82,17 +82,18 @@ def announce(runner: Any) -> None:
         runner: vLLM's V2 model runner with its weights.
     """
     speculator = runner.speculator
-    layers = get_layers_from_vllm_config(runner.vllm_config, AttentionLayerBase)
-    backends = [
-        layer.get_attn_backend()
-        for name, layer in layers.items()
-        if name not in speculator.draft_attn_layer_names
-    ]
+
+    def backends() -> Iterator[Any]:
+        layers = get_layers_from_vllm_config(runner.vllm_config, AttentionLayerBase)
+        for name, layer in layers.items():
+            if name not in speculator.draft_attn_layer_names:
+                yield layer.get_attn_backend()
+
     runner.speculative_config.enable_adaptive_verification = (
         speculator.acceptance_estimator is not None
         # There drafts' logits are not gathered.
         and not speculator.use_local_argmax_reduction
-        and all(each.supports_device_cpu_query_lens_mismatch() for each in backends)
+        and all(each.supports_device_cpu_query_lens_mismatch() for each in backends())
     )
 
 

@@ -6,8 +6,10 @@ before ``load_weights`` and looked at after it, before vLLM rearranges them. Qua
 layers are left alone: some of their parameters are vLLM's own.
 """
 
+import copy
+import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,19 +23,19 @@ _PART_NUMBERS = 2**24
 
 
 @contextmanager
-def checked_loading(model_config: Any) -> Iterator[None]:
+def checked_loading(model_config: Any, is_unquantized: bool = False) -> Iterator[None]:
     """The draft model is loaded in here, once.
 
     Args:
         model_config: Of the draft model.
+        is_unquantized: Though the target is quantized.
 
     Raises:
         ConfigError: names parameters that nothing was loaded into, or numbers that are
             not finite.
     """
-    model_class = get_model_cls(model_config)
-    original = model_class.load_weights
-    is_inherited = "load_weights" not in vars(model_class)
+    model_class: Any = get_model_cls(model_config)
+    original, original_init = model_class.load_weights, model_class.__init__
 
     def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = dict(_fillable(self))
@@ -49,14 +51,30 @@ def checked_loading(model_config: Any) -> Iterator[None]:
             )
         return loaded
 
-    model_class.load_weights = load_weights
+    @functools.wraps(original_init)  # vLLM looks at its parameters
+    def initialize(self: Any, *, vllm_config: Any, **kwargs: Any) -> None:
+        config = copy.copy(vllm_config)
+        config.quant_config = None
+        original_init(self, vllm_config=config, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(model_class, "load_weights", load_weights))
+        if is_unquantized:
+            stack.enter_context(_replaced(model_class, "__init__", initialize))
+        yield
+
+
+@contextmanager
+def _replaced(owner: type, name: str, method: Any) -> Iterator[None]:
+    own = vars(owner).get(name)
+    setattr(owner, name, method)
     try:
         yield
     finally:
-        if is_inherited:
-            del model_class.load_weights
+        if own is None:  # inherited
+            delattr(owner, name)
         else:
-            model_class.load_weights = original
+            setattr(owner, name, own)
 
 
 def _fillable(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
