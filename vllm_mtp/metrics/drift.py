@@ -53,6 +53,8 @@ class DriftAlarm:
         self._num_requests = 0
         self._level_at_alarm = 0.0
         self._causes = CAUSES
+        self._awaits_target = False
+        """The MTP layers' weights were updated before the target's, as it seems."""
 
     def weights_changed(self, changed: Collection[str]) -> None:
         """The past was that of other weights.
@@ -61,8 +63,9 @@ class DriftAlarm:
             changed: ``target``, ``draft``: with the target's alone, acceptance should
                 not fall for that, and if it does it is known why.
         """
-        if "draft" in changed:
+        if "draft" in changed or self._awaits_target:
             self.__init__()  # type: ignore[misc]
+            self._awaits_target = "target" not in changed
         else:
             self._causes = TARGET_ALONE
 
