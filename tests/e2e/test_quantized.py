@@ -6,19 +6,10 @@ import pytest
 
 from tests.support.engine_jobs import Jobs, run_jobs
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
-from tests.support.quantized_checkpoints import MTP_LAYERS, write_int8
+from tests.support.quantized_checkpoints import write_quantized
 from vllm_mtp.integration.load.doctor import weight_facts
 
 PROMPTS = [list(prompt) for prompt in heldout_prompts(8, max_tokens=48)]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("int8")
-    return {
-        "whole": write_int8(folder / "whole", True, []),
-        "trunk": write_int8(folder / "trunk", False, [f"re:.*{MTP_LAYERS}.*"]),
-    }
 
 
 def accepted(model: Path, v2: bool = False) -> float:
@@ -47,17 +38,34 @@ def unquantized() -> float:
     return accepted(BUNDLED_CHECKPOINT)
 
 
-@pytest.mark.parametrize("kind", ["whole", "trunk"])
+@pytest.mark.parametrize(
+    ("kind", "has_quantized_mtp", "loss"),
+    [
+        ("int8", True, 0.05),
+        ("int8", False, 0.05),
+        ("int4", True, 0.2),
+        ("gptq", False, 0.2),
+        ("awq", True, 0.2),
+    ],
+)
 def test_drafts_are_accepted_as_often(
-    kind: str, checkpoints: dict[str, Path], unquantized: float
+    kind: str, has_quantized_mtp: bool, loss: float, tmp_path: Path, unquantized: float
 ) -> None:
-    assert accepted(checkpoints[kind]) > unquantized - 0.05 > 0.3
-    facts = weight_facts(str(checkpoints[kind]), 1)
+    model = write_quantized(tmp_path / "model", kind, has_quantized_mtp)
+    assert accepted(model) > unquantized - loss > 0.2
+    facts = weight_facts(str(model), 1)
     assert not isinstance(facts, str)
     assert not facts.problems
 
 
-def test_v2_drafts_with_layers_that_are_not_quantized(
-    checkpoints: dict[str, Path],
-) -> None:
-    assert accepted(checkpoints["trunk"], v2=True) > 0.2
+def test_what_vllm_cannot_load_is_named(tmp_path: Path) -> None:
+    """Of GPTQ it takes the quantized layers from their names, and numbers MTP layers
+    otherwise."""
+    facts = weight_facts(str(write_quantized(tmp_path / "model", "gptq")), 1)
+    assert not isinstance(facts, str)
+    assert {problem.kind for problem in facts.problems} == {"missing", "unknown"}
+
+
+def test_v2_drafts_with_layers_that_are_not_quantized(tmp_path: Path) -> None:
+    model = write_quantized(tmp_path / "model", "int8", has_quantized_mtp=False)
+    assert accepted(model, v2=True) > 0.2
