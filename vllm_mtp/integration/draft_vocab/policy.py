@@ -188,11 +188,6 @@ class VocabularyDrafting:
             if head is not None:
                 head.copy_anew()
 
-    @property
-    def owners(self) -> list[Any]:
-        """Objects whose tensors are not weights."""
-        return [] if self.vocabulary is None else [self.vocabulary]
-
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """See ``HeadChoice``."""
         if self.grammars is None and self.constraints is None:

@@ -140,8 +140,7 @@ class FollowsWeights(SurvivesFailure):
 
     def lasting_tensors(self) -> Iterator[torch.Tensor]:
         """What was learned, beside weights."""
-        vocab = self.draft_vocab
-        return tensors_of(*([] if vocab is None else vocab.owners))
+        return tensors_of(getattr(self.draft_vocab, "vocabulary", None))
 
     def take_report(self) -> WorkerReport:
         report = super().take_report()
