@@ -52,6 +52,15 @@ def test_a_healthy_checkpoint_is_ready(family: str, tmp_path: Path) -> None:
     assert topics == ["vLLM", "kernels", *topics_of_model]
 
 
+def test_a_head_that_another_checkpoint_has(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "mimo", num_mtp_layers=0)
+    head = write_checkpoint(tmp_path / "head", "mimo")
+    code, report = doctor(str(model), "--draft-model", str(head))
+    assert (code, problems(report)) == (0, [])
+    (text,) = (f["text"] for f in report["findings"] if f["topic"] == "weights")
+    assert text.endswith(": 16 in model.safetensors")
+
+
 def test_a_model_without_mtp_layers(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "mimo", num_mtp_layers=0)
     code, report = doctor(str(tmp_path))

@@ -12,6 +12,13 @@ from vllm_mtp.cli.errors import FAILED_EXIT_CODE, errors_to_exit_codes
 
 def doctor(
     model: ModelArgument,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Checkpoint that has the MTP layers (speculative_config.model); "
+            "unset: the model's own."
+        ),
+    ] = None,
     probe: Annotated[
         bool,
         typer.Option(
@@ -42,7 +49,8 @@ def doctor(
         from vllm_mtp.tools.doctor import ProbeOptions, run_doctor
 
         probing = ProbeOptions(dtype, concurrency) if probe else None
-        report = run_doctor(model, probing, None if as_json else Console())
+        console = None if as_json else Console()
+        report = run_doctor(model, probing, console, draft_model)
         if as_json:
             typer.echo(json.dumps(report, indent=2))
     if not report["is_healthy"]:

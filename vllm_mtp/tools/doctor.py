@@ -22,6 +22,7 @@ from vllm_mtp.integration.load.doctor import (
     GraphFacts,
     MachineFacts,
     ModelFacts,
+    WeightFacts,
     graph_facts,
     machine_facts,
     model_facts,
@@ -57,7 +58,10 @@ class Finding(NamedTuple):
 
 
 def run_doctor(
-    model: str, probing: ProbeOptions | None, console: Console | None
+    model: str,
+    probing: ProbeOptions | None,
+    console: Console | None,
+    head: str | None = None,
 ) -> dict[str, Any]:
     """Examine a model and this machine.
 
@@ -65,17 +69,19 @@ def run_doctor(
         model: Folder or hub name.
         probing: How to try drafts; None for not at all.
         console: Where to print; None for nowhere.
+        head: Checkpoint that has the MTP layers; None for the model's own.
 
     Raises:
         ConfigError: There is no such model.
         ServerError: The engine of the probe failed.
     """
     name = resolve_model(model)
-    findings = [*_of_machine(machine_facts()), *_of_model(name)]
+    findings = [*_of_machine(machine_facts()), *_of_model(name, head)]
     probe = None
     # What is broken need not be tried.
     if probing is not None and _is_healthy(findings):
-        probe = run_probe(name, probing.dtype, probing.concurrency, console)
+        config = {"method": METHOD} | ({"model": head} if head else {})
+        probe = run_probe(name, config, probing.dtype, probing.concurrency, console)
         findings += _of_probe(probe)
     report = {
         "is_healthy": _is_healthy(findings),
@@ -103,9 +109,9 @@ def _of_machine(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding("ok", "kernels", text)
 
 
-def _of_model(name: str) -> Iterator[Finding]:
+def _of_model(name: str, head: str | None) -> Iterator[Finding]:
     try:
-        facts = model_facts(name)
+        facts = model_facts(name, head)
     except ConfigError as error:
         yield Finding("problem", "model", str(error))
         return
@@ -113,7 +119,7 @@ def _of_model(name: str) -> Iterator[Finding]:
     text = f"{facts.architecture} with {layers}, drafted by {facts.draft_architecture}"
     yield Finding("ok", "model", text)
     yield _of_family(facts)
-    yield from _of_weights(name, facts)
+    yield from _of_weights(name, head, facts)
 
 
 def _of_family(facts: ModelFacts) -> Finding:
@@ -124,9 +130,9 @@ def _of_family(facts: ModelFacts) -> Finding:
     return Finding("note", "family", text)
 
 
-def _of_weights(name: str, facts: ModelFacts) -> Iterator[Finding]:
+def _of_weights(name: str, head: str | None, facts: ModelFacts) -> Iterator[Finding]:
     try:
-        weights = weight_facts(name, facts.num_mtp_layers)
+        weights = weight_facts(name, facts.num_mtp_layers, head)
     except ConfigError as error:
         yield Finding("problem", "weights", str(error))
         return
@@ -136,11 +142,17 @@ def _of_weights(name: str, facts: ModelFacts) -> Iterator[Finding]:
     for text in describe(weights.problems):
         yield Finding("problem", "weights", text)
     if not weights.problems:
-        text = "all that vLLM loads are there, with numbers like the trunk's"
-        yield Finding("ok", "weights", text)
+        text = "all that vLLM loads are there, with sound numbers"
+        yield Finding("ok", "weights", f"{text}: {_places(weights)}")
     yield _of_memory(facts, weights.num_bytes)
     if not weights.problems:
-        yield _of_graphs(graph_facts(name))
+        yield _of_graphs(graph_facts(name, head))
+
+
+def _places(weights: WeightFacts) -> str:
+    files = (f"{number} in {file}" for file, number in weights.num_by_file.items())
+    text = ", ".join(files)
+    return f"{text} ({weights.layout})" if weights.layout else text
 
 
 def _of_graphs(facts: GraphFacts | str) -> Finding:

@@ -104,12 +104,17 @@ class ProbeResult:
 
 
 def run_probe(
-    model: str, dtype: str, concurrency: int, console: Console | None
+    model: str,
+    speculation: Mapping[str, Any],
+    dtype: str,
+    concurrency: int,
+    console: Console | None,
 ) -> ProbeResult:
     """Start an engine, play rounds and stop it.
 
     Args:
         model: Folder or hub name.
+        speculation: Speculative config, without a draft length.
         dtype: Weights and arithmetic.
         concurrency: Requests at a time.
         console: Told how far it is; None for nobody.
@@ -120,7 +125,7 @@ def run_probe(
         ServerError: The engine failed.
     """
     size = EngineSize(model, PROMPT_TOKENS + REQUEST_TOKENS, concurrency, dtype)
-    config = {"method": METHOD, "num_speculative_tokens": max(LENGTHS)}
+    config = {**speculation, "num_speculative_tokens": max(LENGTHS)}
     prompts = load_prompts(None, model, None)
     # The built-in ones come category by category.
     random.Random(0).shuffle(prompts)

@@ -7,33 +7,33 @@ has been read. Which weights there must be is asked of vLLM's model (`dry_load.p
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.logger import init_logger
-from vllm.transformers_utils.config import get_safetensors_params_metadata
+from vllm.transformers_utils.config import get_config, get_hf_text_config
 
 from vllm_mtp.config import METHOD, ConfigError
-from vllm_mtp.integration.load.child import in_child
-from vllm_mtp.integration.load.settings import PLAIN_DRAFT_KEY
+from vllm_mtp.integration.load.headers import (
+    INDEX,
+    find_headers,
+    unlisted_headers,
+)
+from vllm_mtp.integration.load.layout import USUAL
+from vllm_mtp.integration.load.settings import set_layout
+from vllm_mtp.integration.load.trial import try_loading
 from vllm_mtp.integration.load.weight_health import (
     DryLoad,
     Header,
     Problem,
     examine,
-    read_headers,
 )
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
-
-INDEX = "model.safetensors.index.json"
 
 _READABLE_LOAD_FORMATS = frozenset({"auto", "hf", "safetensors", "fastsafetensors"})
 """Load formats that read the checkpoint's own names (``dummy`` needs no weights)."""
@@ -50,25 +50,49 @@ _MAX_NAMED = 8
 """Weights with one fault that a sentence names."""
 
 
-def count_mtp_layers(model_config: Any) -> int:
-    """Number of MTP layers that the model's config promises.
+def count_mtp_layers(
+    model_config: Any, head: str | None = None, revision: str | None = None
+) -> int:
+    """Number of MTP layers that a config promises.
 
     Args:
         model_config: vLLM's ``ModelConfig`` of the target.
+        head: Another checkpoint that has them, folder or hub name; None for the
+            target's own.
+        revision: Of that checkpoint.
 
     Raises:
-        ConfigError: the model has none.
+        ConfigError: There are none, or they are of another model.
     """
-    draft_config = draft_hf_config(model_config)
+    draft_config = draft_hf_config(model_config, head, revision)
     num_layers = getattr(draft_config, "n_predict", None)
     if not isinstance(num_layers, int) or num_layers < 1:
+        name = model_config.model if head is None else head
+        architecture = ", ".join(draft_config.architectures or ["unknown architecture"])
         raise ConfigError(
-            f"model {model_config.model!r} ({_architecture(model_config)}) has no MTP "
+            f"model {name!r} ({architecture}) has no MTP "
             f"layers: method {METHOD!r} needs a model that ships them, with at least "
             "one MTP layer in its config.json (for most families "
             "num_nextn_predict_layers >= 1)."
         )
+    if head is not None:
+        _check_fits(model_config, head, draft_config)
     return num_layers
+
+
+def _check_fits(model_config: Any, head: str, draft_config: Any) -> None:
+    text_config = get_hf_text_config(draft_config)
+    # Gemma 4's assistant has a width of its own.
+    width = getattr(draft_config, "backbone_hidden_size", text_config.hidden_size)
+    for name, found, wanted in (
+        ("hidden_size", width, model_config.get_hidden_size()),
+        ("vocab_size", text_config.vocab_size, model_config.get_vocab_size()),
+    ):
+        if found != wanted:
+            raise ConfigError(
+                f"speculative_config.model={head!r} has {name} {found}: must be "
+                f"{wanted}, that of {model_config.model!r}."
+            )
 
 
 def check_mtp_weights(config: VllmConfig) -> None:
@@ -97,9 +121,9 @@ def check_mtp_weights(config: VllmConfig) -> None:
     if isinstance(tried, str):
         logger.info("MTP weights are only checked when they are loaded: %s", tried)
         return
-    if tried.is_plain:
-        logger.info("The MTP layers of %s are not quantized", draft.model)
-        config.additional_config[PLAIN_DRAFT_KEY] = True
+    if tried.layout != USUAL:
+        logger.info("MTP weights of %s: %s", draft.model, tried.layout.describe())
+        set_layout(config, tried.layout)
     problems = list(examine_weights(draft.model, tried, headers, _MAX_BYTES_AT_START))
     if fatal := [each for each in problems if each.kind in _FATAL]:
         num_layers = getattr(draft.hf_config, "n_predict", 1)
@@ -111,76 +135,6 @@ def check_mtp_weights(config: VllmConfig) -> None:
     if problems:
         text = "; ".join(describe(problems))
         logger.warning("MTP weights of %s look damaged: %s.", draft.model, text)
-
-
-def try_loading(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
-    """Ask vLLM's draft model which tensors it takes.
-
-    Args:
-        config: Finished, with a speculative config.
-        headers: Of the draft model's checkpoint.
-
-    Returns:
-        Why vLLM could not be asked, where it could not.
-    """
-    tried = _try(config, headers)
-    if config.quant_config is None or isinstance(tried, str) or tried.is_whole:
-        return tried
-    # Lists of layers that were not quantized name MTP layers as the checkpoint does,
-    # and vLLM's model as layers after the target's.
-    plain = copy.copy(config)
-    plain.quant_config = None
-    again = _try(plain, headers)
-    if isinstance(again, str) or not again.is_whole:
-        return tried
-    return replace(again, is_plain=True)
-
-
-def _try(config: VllmConfig, headers: Mapping[str, Header]) -> DryLoad | str:
-    num_layers = config.model_config.get_total_num_hidden_layers()
-
-    def ask() -> DryLoad:
-        from vllm_mtp.integration.load.dry_build import draft_model_on_meta
-        from vllm_mtp.integration.load.dry_load import dry_load
-
-        return dry_load(draft_model_on_meta(config), headers, num_layers)
-
-    return in_child(ask)
-
-
-def find_headers(model: str, revision: str | None) -> dict[str, Header]:
-    """Headers of the safetensors files that vLLM loads; empty if there are none.
-
-    Args:
-        model: Folder or hub name.
-        revision: Of the hub's; None for the newest.
-
-    Raises:
-        ConfigError: A file of the index is missing, or one cannot be read.
-    """
-    if Path(model).is_dir():
-        return read_headers(_listed_files(Path(model)))
-    return {
-        name: Header(str(each["dtype"]), tuple(each["shape"]), None)
-        for name, each in get_safetensors_params_metadata(
-            model, revision=revision
-        ).items()
-    }
-
-
-def _listed_files(folder: Path) -> list[Path]:
-    """What the index, where there is one, does not list is not loaded by vLLM."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not (folder / INDEX).is_file():
-        return files
-    weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    listed = {folder / file for file in weight_map.values()}
-    if lost := sorted(file.name for file in listed - {*files}):
-        raise ConfigError(
-            f"model {str(folder)!r}: {INDEX} lists {', '.join(lost)}, which the folder "
-            "does not hold. Use a complete checkpoint."
-        )
-    return [file for file in files if file in listed]
 
 
 def examine_weights(
@@ -199,10 +153,11 @@ def examine_weights(
         headers: Of the whole checkpoint.
         max_bytes: See `weight_health.examine`.
     """
-    unlisted: dict[str, Header] = {}
-    if tried.missing and Path(model).is_dir():
-        files = set(Path(model).glob("*.safetensors")) - set(_listed_files(Path(model)))
-        unlisted = read_headers(sorted(files))
+    unlisted: Mapping[str, Header] = {}
+    if tried.missing:
+        unlisted = unlisted_headers(model)
+    elif tried.layout.files:
+        headers = {**headers, **unlisted_headers(model, tried.layout.files)}
     for name in tried.missing:
         file = unlisted[name].file if name in unlisted else None
         detail = f"in {file.name}, which {INDEX} does not list" if file else ""
@@ -229,11 +184,27 @@ def describe(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"{kind}: {', '.join(texts)}"
 
 
-def draft_hf_config(model_config: Any) -> Any:
-    """The config of the draft model that vLLM makes of a target's."""
+def draft_hf_config(
+    model_config: Any, head: str | None = None, revision: str | None = None
+) -> Any:
+    """The config of the draft model that vLLM makes of a target's, or of a head's.
+
+    Raises:
+        ConfigError: The head's cannot be read.
+    """
     # vLLM rewrites the config in place into that of the draft model.
-    return SpeculativeConfig.hf_config_override(copy.deepcopy(model_config.hf_config))
-
-
-def _architecture(model_config: Any) -> str:
-    return ", ".join(model_config.architectures or ["unknown architecture"])
+    override = SpeculativeConfig.hf_config_override
+    if head is None:
+        return override(copy.deepcopy(model_config.hf_config))
+    try:
+        return get_config(
+            head,
+            model_config.trust_remote_code,
+            revision,
+            hf_overrides_fn=override,
+        )
+    except (ValueError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"speculative_config.model={head!r} cannot be read: {reason}"
+        ) from None

@@ -1,5 +1,6 @@
 """What vLLM makes of a model and of this machine, before anything is loaded."""
 
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,8 @@ from vllm.platforms import current_platform
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.child import in_child
+from vllm_mtp.integration.load.headers import find_headers, unlisted_headers
+from vllm_mtp.integration.load.trial import try_loading
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,
@@ -37,14 +40,15 @@ class ModelFacts:
     dtype_bytes: int
 
 
-def model_facts(model: str) -> ModelFacts:
+def model_facts(model: str, head: str | None = None) -> ModelFacts:
     """Read a model's config.
 
     Args:
         model: Folder or hub name.
+        head: Checkpoint that has the MTP layers; None for the model's own.
 
     Raises:
-        ConfigError: vLLM cannot read it, or it has no MTP layers.
+        ConfigError: vLLM cannot read it, or there are no MTP layers.
     """
     try:
         config = EngineArgs(model=model).create_model_config()
@@ -52,8 +56,8 @@ def model_facts(model: str) -> ModelFacts:
         raise ConfigError(
             f"model: {model!r} cannot be read: {_first_line(error)}"
         ) from None
-    num_layers = checkpoint.count_mtp_layers(config)
-    draft = checkpoint.draft_hf_config(config)
+    num_layers = checkpoint.count_mtp_layers(config, head)
+    draft = checkpoint.draft_hf_config(config, head)
     return ModelFacts(
         architecture=", ".join(config.architectures),
         draft_architecture=draft.architectures[0],
@@ -72,14 +76,21 @@ class WeightFacts:
     problems: list[Problem]
     num_bytes: int
     """Of the MTP layers, as stored."""
+    num_by_file: dict[str, int]
+    """MTP weights in each file."""
+    layout: str
+    """How they are stored unlike vLLM expects them; empty if they are not."""
 
 
-def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
-    """Look at a model's weights.
+def weight_facts(
+    model: str, num_mtp_layers: int, head: str | None = None
+) -> WeightFacts | str:
+    """Look at the weights of MTP layers.
 
     Args:
         model: Folder or hub name.
-        num_mtp_layers: That its config promises.
+        num_mtp_layers: That the config promises.
+        head: Checkpoint that has them; None for the model's own.
 
     Returns:
         Why nothing was looked at, where that is so.
@@ -87,24 +98,35 @@ def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
     Raises:
         ConfigError: A file is missing or cannot be read.
     """
-    folder = _folder_of(model)
-    headers = checkpoint.find_headers(str(folder), None) if folder else None
-    if folder is None or not headers:
+    folder, own = _folder_of(model), _folder_of(head or model)
+    headers = find_headers(str(own), None) if own else None
+    if folder is None or own is None or not headers:
         return "no safetensors files on this machine"
-    speculative = {"method": VLLM_METHOD, "num_speculative_tokens": num_mtp_layers}
+    speculative = {
+        "method": VLLM_METHOD,
+        "num_speculative_tokens": num_mtp_layers,
+        **({} if head is None else {"model": str(own)}),
+    }
     try:
         config = EngineArgs(
             model=str(folder), speculative_config=speculative
         ).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         return f"vLLM does not serve it on this machine: {_first_line(error)}"
-    tried = checkpoint.try_loading(config, headers)
+    tried = try_loading(config, headers)
     if isinstance(tried, str):
         return f"vLLM's draft model cannot be tried: {tried}"
     problems = list(
-        checkpoint.examine_weights(str(folder), tried, headers, MAX_BYTES_PER_TENSOR)
+        checkpoint.examine_weights(str(own), tried, headers, MAX_BYTES_PER_TENSOR)
     )
-    return WeightFacts(problems, weight_bytes(headers, tried.own))
+    found = headers | unlisted_headers(str(own), tried.layout.files)
+    files = Counter(each.file.name for n in tried.own if (each := found[n]).file)
+    return WeightFacts(
+        problems,
+        weight_bytes(found, tried.own),
+        dict(sorted(files.items())),
+        tried.layout.describe(),
+    )
 
 
 @dataclass(frozen=True)
@@ -118,11 +140,12 @@ class GraphFacts:
     """Where it does not."""
 
 
-def graph_facts(model: str) -> GraphFacts | str:
+def graph_facts(model: str, head: str | None = None) -> GraphFacts | str:
     """Count the graphs that would be captured.
 
     Args:
         model: Folder or hub name, of a model that can be served.
+        head: Checkpoint that has the MTP layers; None for the model's own.
 
     Returns:
         Why there are none to count, where that is so.
@@ -131,7 +154,8 @@ def graph_facts(model: str) -> GraphFacts | str:
         return "none on a CPU"
     try:
         config = EngineArgs(
-            model=model, speculative_config={"method": METHOD}
+            model=model,
+            speculative_config={"method": METHOD, **({"model": head} if head else {})},
         ).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         return f"vLLM does not serve it on this machine: {_first_line(error)}"

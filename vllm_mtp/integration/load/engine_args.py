@@ -42,6 +42,9 @@ from vllm_mtp.integration.worker.draft_sampling import choose_methods
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Top-level aliases of vLLM for keys of the speculative config."""
 
+_OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")
+"""What vLLM looks for in the path of a draft model, whatever method it was given."""
+
 _REQUEST_METRICS = "per_request_spec_decode_metrics"
 
 
@@ -146,9 +149,19 @@ def _split(args: EngineArgs) -> SplitOptions:
             )
     vllm_keys = frozenset(f.name for f in dataclasses.fields(SpeculativeConfig))
     split = split_options(options, vllm_keys)
+    _check_name(split.passthrough.get("model"))
     if split.own.lists_draft_vocab:
         read_vocabulary_list(split.own.draft_vocab)
     return split
+
+
+def _check_name(head: str | None) -> None:
+    for word in _OTHER_METHODS:
+        if head is not None and word in head.lower():
+            raise ConfigError(
+                f"speculative_config.model={head!r}: vLLM takes a path with {word!r} "
+                "for a drafter of another method; rename it."
+            )
 
 
 def _hand_over_to_vllm(
@@ -156,7 +169,8 @@ def _hand_over_to_vllm(
 ) -> None:
     """Replace our options in ``args`` by vLLM's ``mtp``, once the model is known."""
     split = _split(args)
-    num_layers = checkpoint.count_mtp_layers(target_model_config)
+    head, revision = (split.passthrough.get(key) for key in ("model", "revision"))
+    num_layers = checkpoint.count_mtp_layers(target_model_config, head, revision)
     draft_length = resolve_draft_length(
         split.own,
         num_layers,

@@ -3,15 +3,17 @@
 They travel inside vLLM's own ``VllmConfig.additional_config``.
 """
 
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from vllm_mtp.config import METHOD, MTPPlusConfig, parse_own_options
+from vllm_mtp.integration.load.layout import Layout
 
 SETTINGS_KEY = METHOD
 """Our key in ``additional_config``."""
-PLAIN_DRAFT_KEY = f"{METHOD}_plain_draft"
-"""Is there if the MTP layers are not quantized, though the model is."""
+LAYOUT_KEY = f"{METHOD}_layout"
+"""Is there if the MTP weights are not loaded as vLLM would."""
 
 
 def settings_of(vllm_config: Any) -> MTPPlusConfig:
@@ -19,9 +21,14 @@ def settings_of(vllm_config: Any) -> MTPPlusConfig:
     return parse_own_options(vllm_config.additional_config[SETTINGS_KEY])
 
 
-def draft_is_plain(vllm_config: Any) -> bool:
-    """Whether the MTP layers are not quantized, though the model is."""
-    return bool(vllm_config.additional_config.get(PLAIN_DRAFT_KEY))
+def set_layout(vllm_config: Any, layout: Layout) -> None:
+    """How the MTP weights are loaded."""
+    vllm_config.additional_config[LAYOUT_KEY] = asdict(layout)
+
+
+def layout_of(vllm_config: Any) -> Layout:
+    """How the MTP weights are loaded."""
+    return Layout(**vllm_config.additional_config.get(LAYOUT_KEY, {}))
 
 
 def trace_path(path: str, vllm_config: Any) -> str:

@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.load.layout import USUAL, Layout
 
 MAX_BYTES_PER_TENSOR = 64 * 2**20
 """More of a tensor is not read: rows at even distances stand for it."""
@@ -94,8 +95,8 @@ class DryLoad:
     """Shape and the one wanted, by name in the checkpoint."""
     unknown: dict[str, str]
     """What vLLM says about weights that it has no place for."""
-    is_plain: bool = False
-    """The MTP layers are not quantized, though the model is."""
+    layout: Layout = USUAL
+    """How they were given to it."""
 
     @property
     def is_whole(self) -> bool:

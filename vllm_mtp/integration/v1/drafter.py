@@ -32,7 +32,7 @@ from vllm_mtp.integration.cpu.prefiltered_head import (
 )
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.load.extend import extend
-from vllm_mtp.integration.load.settings import draft_is_plain
+from vllm_mtp.integration.load.settings import layout_of
 from vllm_mtp.integration.scheduler.messages import stop_rule_of
 from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
@@ -109,7 +109,7 @@ class _MTPPlusDrafter(
 
     def _get_model(self) -> Any:
         config = self.speculative_config.draft_model_config
-        with checked_loading(config, draft_is_plain(self.vllm_config)):
+        with checked_loading(config, layout_of(self.vllm_config)):
             return super()._get_model()
 
     def load_model(self, target_model: Any) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
-from vllm_mtp.integration.load.settings import draft_is_plain
+from vllm_mtp.integration.load.settings import layout_of
 from vllm_mtp.integration.v2 import adaptive_verification
 from vllm_mtp.integration.v2.decode_graphs import (
     keep_few_sizes,
@@ -110,8 +110,8 @@ class _MTPPlusSpeculator(
         )
 
     def load_draft_model(self, *args: Any, **kwargs: Any) -> Any:
-        is_plain = draft_is_plain(self.vllm_config)
-        with checked_loading(self.draft_model_config, is_plain):
+        layout = layout_of(self.vllm_config)
+        with checked_loading(self.draft_model_config, layout):
             return super().load_draft_model(*args, **kwargs)
 
     def begin_step(self, state: Any) -> None:

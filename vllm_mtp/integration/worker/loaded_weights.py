@@ -6,29 +6,31 @@ before ``load_weights`` and looked at after it, before vLLM rearranges them. Qua
 layers are left alone: some of their parameters are vLLM's own.
 """
 
-import copy
 import functools
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.utils import get_model_cls
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load.dry_load import is_plain, required_parameters
+from vllm_mtp.integration.load.layout import USUAL, Layout, config_to_build_by
 
 _PART_NUMBERS = 2**24
 """Of a parameter that are looked at in one go: what it takes in memory."""
 
 
 @contextmanager
-def checked_loading(model_config: Any, is_unquantized: bool = False) -> Iterator[None]:
+def checked_loading(model_config: Any, layout: Layout = USUAL) -> Iterator[None]:
     """The draft model is loaded in here, once.
 
     Args:
         model_config: Of the draft model.
-        is_unquantized: Though the target is quantized.
+        layout: Of its weights.
 
     Raises:
         ConfigError: names parameters that nothing was loaded into, or numbers that are
@@ -53,15 +55,55 @@ def checked_loading(model_config: Any, is_unquantized: bool = False) -> Iterator
 
     @functools.wraps(original_init)  # vLLM looks at its parameters
     def initialize(self: Any, *, vllm_config: Any, **kwargs: Any) -> None:
-        config = copy.copy(vllm_config)
-        config.quant_config = None
+        config = config_to_build_by(vllm_config, layout.quantization)
         original_init(self, vllm_config=config, **kwargs)
+        read_unlisted_files(
+            self, model_config.model, model_config.revision, layout.files
+        )
+        if layout.prefix:
+            _drop_prefix(self, layout.prefix)
 
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(model_class, "load_weights", load_weights))
-        if is_unquantized:
-            stack.enter_context(_replaced(model_class, "__init__", initialize))
+    with (
+        _replaced(model_class, "load_weights", load_weights),
+        _replaced(model_class, "__init__", initialize),
+    ):
         yield
+
+
+def read_unlisted_files(
+    model: Any, folder: str, revision: str | None, files: Collection[str]
+) -> None:
+    """Have vLLM's loader read files that a checkpoint's index does not list.
+
+    Args:
+        model: vLLM's draft model.
+        folder: Of the checkpoint that is loaded next.
+        revision: Of that checkpoint.
+        files: Names; those that the folder lacks are left out.
+    """
+    if files:
+        model.secondary_weights = [
+            DefaultModelLoader.Source(folder, revision, allow_patterns_overrides=[file])
+            for file in files
+            if (Path(folder) / file).is_file()
+        ]
+
+
+def _drop_prefix(model: Any, prefix: str) -> None:
+    """Names of weights may begin with it, now and when they are loaded again."""
+
+    def load_weights(
+        weights: Iterable[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any
+    ) -> Any:
+        named = ((name.removeprefix(prefix), each) for name, each in weights)
+        return type(model).load_weights(model, named, *args, **kwargs)
+
+    model.load_weights = load_weights
+    if hasattr(model, "is_unused_checkpoint_weight"):
+        is_unused = model.is_unused_checkpoint_weight
+        model.is_unused_checkpoint_weight = lambda name: is_unused(
+            name.removeprefix(prefix)
+        )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from vllm.model_executor.model_loader.reload.inplace import reload_weights
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.integration.load.settings import layout_of
 from vllm_mtp.integration.worker.reports import Reports
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.integration.worker.weight_updates import (
@@ -90,11 +91,15 @@ class ReplacesDrafter(Worker):
 
     def _reload_mtp_layers(self, old_path: str) -> None:
         """vLLM reloads the target alone."""
+        from vllm_mtp.integration.worker.loaded_weights import read_unlisted_files
+
         draft = self.vllm_config.speculative_config.draft_model_config
         if draft.model != old_path:  # weights of their own
             return
         config = copy.copy(self.vllm_config)
         config.model_config, new_path = draft, config.model_config.model
+        files = layout_of(config).files
+        read_unlisted_files(self._drafter.model, new_path, None, files)
         with set_current_vllm_config(config), self._drafter.plain_weights():
             reload_weights(config, self._drafter.model, None, new_path, True)
 
