@@ -383,10 +383,10 @@ def test_padding_becomes_zero_and_the_loader_is_put_back(
         model.load_weights([("fc.weight", torch.ones(2, 4))])
     assert model.fc.weight.tolist() == [[1.0] * 4, [1.0] * 4, [0.0] * 4]
     for tensors in ([], [torch.ones(1, 4)], [torch.full((2, 4), torch.inf)]):
-        weights = [("fc.weight", each) for each in tensors]
+        weights, model = [("fc.weight", each) for each in tensors], model_class()
         with (
             pytest.raises(ConfigError, match=r"'some/model'.*: fc\.weight\. Use"),
             checked_loading(config),
         ):
-            model_class().load_weights(weights)
+            model.load_weights(weights)
     assert dict(vars(model_class)) == before
