@@ -179,6 +179,14 @@ class MTPPlusConfig(BaseModel):
             "replayed with `python -m benchmarks trace replay`. Unset: none."
         ),
     )
+    hidden_states_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "Folder for the tokens and the trunk's hidden states of every request, to "
+            "tune MTP layers with. Slower; the output is the same. Unset: none."
+        ),
+    )
     controller_seed: int = Field(
         default=0,
         ge=0,

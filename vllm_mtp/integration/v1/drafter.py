@@ -49,6 +49,7 @@ from vllm_mtp.integration.worker.draft_sampling import (
     tests_shadow_drafts,
     verifies_blocks,
 )
+from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates, StepRows
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
@@ -84,6 +85,7 @@ class _DraftSlots:
 
 class _MTPPlusDrafter(
     FollowsWeights,
+    RecordsHiddenStates,
     BackfillsKV,
     AnnouncesRejectedSlots,
     StopsEarly,
@@ -132,6 +134,30 @@ class _MTPPlusDrafter(
         sampled_token_ids: torch.Tensor,
     ) -> None:
         """A step has sampled these tokens."""
+
+    def rows_of_step(
+        self,
+        # [num_reqs, max_sampled], -1 where there is none
+        sampled_token_ids: torch.Tensor,
+    ) -> StepRows:
+        """Of the step whose tokens have just been sampled."""
+        runner, hidden = self.model_runner, self._step.hidden_states
+        batch, verified = runner.input_batch, self._step.spec_decode_metadata
+        starts = runner.query_start_loc.cpu[: batch.num_reqs + 1].clone()
+        num_valid = starts.diff()
+        if verified is not None:
+            num_drafts = torch.tensor(verified.num_draft_tokens)
+            num_kept = (sampled_token_ids >= 0).sum(dim=1).cpu()
+            num_valid -= (num_drafts > 0) * (num_drafts + 1 - num_kept)
+        num_rows = int(starts[-1])
+        return StepRows(
+            batch.req_ids[: batch.num_reqs],
+            starts,
+            num_valid,
+            runner.input_ids.gpu[:num_rows],
+            runner._get_positions(num_rows),
+            hidden[:num_rows],
+        )
 
     def draft_pass(self, given: dict[str, Any]) -> AbstractContextManager[None]:
         """Drafts of a step are made in here, with these arguments of ``propose``."""

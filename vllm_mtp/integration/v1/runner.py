@@ -36,6 +36,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self.drafter.follow_weights()
         self.drafter.expect(scheduler_output)
+        self.drafter.record_ends(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def _calc_spec_decode_metadata(
@@ -65,6 +66,9 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         with self.drafter.sampling(spec_decode_metadata):
             output = super()._sample(logits, spec_decode_metadata)
         self.drafter.commit(output.sampled_token_ids)
+        if self.drafter.recorder is not None:
+            rows = self.drafter.rows_of_step(output.sampled_token_ids)
+            self.drafter.recorder.record(rows)
         return output
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:

@@ -14,6 +14,7 @@ from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays, anno
 from vllm_mtp.integration.v2.decode_graphs import log_graphs
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
 from vllm_mtp.integration.v2.rejection_sampler import replace_rejection_sampler
+from vllm_mtp.integration.worker.hidden_states import StepRows
 from vllm_mtp.integration.worker.reports import Reports
 
 RUNNER_ATTRIBUTES = (
@@ -92,6 +93,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._speculator.follow_weights()
         self._speculator.expect(scheduler_output)
+        self._speculator.record_ends(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
@@ -122,10 +124,32 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             result = greedy.sample(hidden_states, input_batch)
         else:
             result = super().sample(hidden_states, input_batch, grammar_output)
-        output, num_sampled, _ = result
+        output, num_sampled, num_rejected = result
         self._speculator.commit(output.sampled_token_ids, num_sampled)
+        if self._speculator.recorder is not None:
+            rows = rows_of_step(hidden_states, input_batch, num_rejected)
+            self._speculator.recorder.record(rows)
         if self._leaves_out:
             # Here before vLLM's copy of the tokens, for which the host waits anyhow.
             choice = async_copy_to_np(self.adaptive_verification.choice(input_batch))
             self._verified = VerifiedDrafts(input_batch.req_ids, choice)
         return result
+
+
+def rows_of_step(
+    # [num_tokens, hidden_size]
+    hidden_states: torch.Tensor,
+    input_batch: InputBatch,
+    # [num_reqs]
+    num_rejected: torch.Tensor,
+) -> StepRows:
+    """Of the step whose tokens have just been sampled."""
+    starts = input_batch.query_start_loc[: input_batch.num_reqs + 1]
+    return StepRows(
+        input_batch.req_ids,
+        starts,
+        starts.diff() - num_rejected[: input_batch.num_reqs],
+        input_batch.input_ids,
+        input_batch.positions,
+        hidden_states,
+    )

@@ -31,6 +31,7 @@ from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
+from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
@@ -42,7 +43,11 @@ _LARGEST = 1e4
 
 
 class _MTPPlusSpeculator(
-    FollowsWeights, BackfillsKV, AnnouncesRejectedSlots, DraftModelSpeculator
+    FollowsWeights,
+    RecordsHiddenStates,
+    BackfillsKV,
+    AnnouncesRejectedSlots,
+    DraftModelSpeculator,
 ):
     """The stages of drafting; `propose` has them in their order."""
 

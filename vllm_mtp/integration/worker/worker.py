@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load.settings import layout_of
+from vllm_mtp.integration.worker.hidden_states import recorder_of
 from vllm_mtp.integration.worker.reports import Reports
 from vllm_mtp.integration.worker.rollback import Rollback
 from vllm_mtp.integration.worker.weight_updates import (
@@ -71,6 +72,16 @@ class ReplacesDrafter(Worker):
         self._drafter.weight_watch = self._weights = WeightWatch()
         self._weights.watch(TARGET, self.get_model())
         self._weights.watch(DRAFT, self._drafter.model)
+        self._drafter.recorder = recorder_of(self.vllm_config, self.rank)
+
+    def flush_hidden_states(self) -> None:
+        """Write those that have not been written; a tool asks for it."""
+        if self._drafter is not None and self._drafter.recorder is not None:
+            self._drafter.recorder.flush()
+
+    def shutdown(self) -> None:
+        self.flush_hidden_states()
+        super().shutdown()
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()

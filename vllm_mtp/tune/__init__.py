@@ -1,0 +1,1 @@
+"""Tunes MTP layers for the draft depths at which they are served. Imports no vLLM."""

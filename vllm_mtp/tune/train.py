@@ -1,0 +1,282 @@
+"""Trains MTP layers: updates, measurements on held-out texts, and what resumes them.
+
+A run is decided by its plan and data. What a run needs to go on is in one file that
+replaces the one before, so a resumed run ends with the same weights (on a CPU, bit for
+bit). With several ranks (torchrun) layers are sharded by FSDP2 and each rank takes
+every n-th batch; a rank's gradients are averaged over all.
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+
+from vllm_mtp.tune.data import Batches, Window
+from vllm_mtp.tune.plan import TuningPlan
+from vllm_mtp.tune.shards import Place, Texts
+from vllm_mtp.tune.unroll import Batch, Drafter, Target, draft_losses, step_weights
+
+RESUME_FILE = "resume.pt"
+JOURNAL_FILE = "journal.jsonl"
+_BETAS = (0.9, 0.95)
+_MEMORY = 0.98
+"""Of the mean acceptance of a draft step, from update to update."""
+_LOWEST_RATE = 0.1
+"""Of the learning rate, at the end of its cosine."""
+
+
+class Measured(NamedTuple):
+    """On held-out texts, by draft step; each given that the steps before held."""
+
+    num_drafts: int
+    kl: list[float]
+    """Nats."""
+    acceptance: list[float]
+    """Of drawn draft tokens at temperature 1."""
+    agreement: list[float]
+    """Of greedy draft tokens."""
+
+
+@dataclass
+class Progress:
+    """Of a run; with the weights and the optimizer's state it is all of it."""
+
+    update: int = 0
+    epoch: int = 0
+    batch: int = 0
+    """Of the epoch: the next one."""
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Target,
+        texts: Texts,
+        plan: TuningPlan,
+        folder: Path,
+    ) -> None:
+        """
+        Args:
+            drafter: On its device, in float32, on several ranks already sharded.
+            target: On the same device.
+            texts: All.
+            plan: Of the run.
+            folder: For the journal and what resumes the run.
+        """
+        self.drafter, self.target, self.plan = drafter, target, plan
+        self.folder = folder
+        self.device = target.embedding.device
+        self.rank, self.num_ranks = _rank(), _num_ranks()
+        held_out, trained = split(texts.places, plan.held_out_share)
+        self.held_out = self._batches(texts, held_out)
+        self.trained = self._batches(texts, trained)
+        self.progress = Progress()
+        self.mean_acceptance = torch.zeros(plan.num_steps, device=self.device)
+        matrices = [p for p in drafter.parameters() if p.dim() > 1]
+        vectors = [p for p in drafter.parameters() if p.dim() <= 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": plan.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=plan.learning_rate,
+            betas=_BETAS,
+        )
+        per_epoch = len(self.trained.of_epoch(0)) // self.num_ranks
+        self.num_updates = max(1, math.ceil(per_epoch * plan.epochs))
+
+    def _batches(self, texts: Texts, places: Sequence[Place]) -> Batches:
+        return Batches(
+            texts,
+            places,
+            window_tokens=self.plan.window_tokens,
+            batch_tokens=self.plan.batch_tokens,
+            min_tokens=self.plan.num_steps + 2,
+            seed=self.plan.seed,
+        )
+
+    def run(self, watch: Callable[[int, float], None], save_every: int = 200) -> None:
+        """Train to the end.
+
+        Args:
+            watch: Told the number of updates and the loss after each.
+            save_every: Updates between two saves of what resumes the run.
+        """
+        weights = step_weights(self.plan.num_steps, self.plan.step_decay)
+        weights = weights.to(self.device)
+        for batch in self._rest():
+            loss = self._update(batch, weights)
+            watch(self.progress.update, loss)
+            if self.progress.update % save_every == 0:
+                self.save()
+        self.save()
+
+    def _rest(self) -> Iterator[Batch]:
+        progress = self.progress
+        while progress.update < self.num_updates:
+            mine = self.trained.of_epoch(progress.epoch)[self.rank :: self.num_ranks]
+            # Ranks make the same number of updates.
+            per_epoch = len(self.trained.of_epoch(progress.epoch)) // self.num_ranks
+            for windows in mine[progress.batch : per_epoch]:
+                if progress.update == self.num_updates:
+                    return
+                yield self._read(self.trained, windows)
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+
+    def _read(self, batches: Batches, windows: Sequence[Window]) -> Batch:
+        return Batch(*(tensor.to(self.device) for tensor in batches.read(windows)))
+
+    def _update(self, batch: Batch, weights: torch.Tensor) -> float:
+        self._set_rate()
+        with self._autocast():
+            found = draft_losses(
+                self.drafter,
+                self.target,
+                batch,
+                self.plan.loss,
+                weights,
+                self.mean_acceptance,
+            )
+        found.total.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.drafter.parameters(), self.plan.max_grad_norm
+        )
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._remember(found.sums, batch)
+        self.progress.update += 1
+        self.progress.batch += 1
+        return float(found.total)
+
+    def _remember(self, sums: torch.Tensor, batch: Batch) -> None:
+        """Ranks must weigh KL alike, so they share what they have seen."""
+        seen = torch.cat([sums[:, 1], _num_drafts(batch, self.plan.num_steps)[None]])
+        if self.num_ranks > 1:
+            distributed.all_reduce(seen)
+        if seen[-1] > 0:
+            memory = min(_MEMORY, 1 - 1 / (self.progress.update + 1))
+            self.mean_acceptance.mul_(memory).add_(
+                seen[:-1] / seen[-1], alpha=1 - memory
+            )
+
+    def _set_rate(self) -> None:
+        done = self.progress.update / self.num_updates
+        warm = self.plan.warmup_share
+        if done < warm:
+            share = (self.progress.update + 1) / max(1.0, warm * self.num_updates)
+        else:
+            cosine = 0.5 * (1 + math.cos(math.pi * (done - warm) / (1 - warm)))
+            share = _LOWEST_RATE + (1 - _LOWEST_RATE) * cosine
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.learning_rate * min(1.0, share)
+
+    def _autocast(self) -> Any:
+        """Weights stay in float32; on a CPU all of it does."""
+        is_cpu = self.device.type == "cpu"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=not is_cpu)
+
+    @torch.no_grad()
+    def measure(self, max_batches: int = 64) -> Measured:
+        """On held-out texts."""
+        plan, sums = self.plan, torch.zeros(self.plan.num_steps, 3)
+        num_drafts, weights = 0.0, torch.ones(plan.num_steps, device=self.device)
+        for windows in self.held_out.of_epoch(0)[:max_batches]:
+            batch = self._read(self.held_out, windows)
+            with self._autocast():
+                found = draft_losses(
+                    self.drafter, self.target, batch, "kl", weights, weights
+                )
+            sums += found.sums.cpu()
+            num_drafts += float(_num_drafts(batch, plan.num_steps))
+        kl, acceptance, agreement = (sums / max(1.0, num_drafts)).t().tolist()
+        return Measured(int(num_drafts), kl, acceptance, agreement)
+
+    def note(self, **entry: Any) -> None:
+        """Append a line to the journal."""
+        if self.rank == 0:
+            with (self.folder / JOURNAL_FILE).open("a", encoding="utf-8") as journal:
+                journal.write(json.dumps({"update": self.progress.update} | entry))
+                journal.write("\n")
+
+    def save(self) -> None:
+        """Write what a resumed run needs."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        if self.num_ranks > 1:
+            state = get_state_dict(self.drafter, self.optimizer)
+        else:
+            state = self.drafter.state_dict(), self.optimizer.state_dict()
+        path = self.folder / f"{self.rank}-{RESUME_FILE}"
+        unfinished = path.with_suffix(".unfinished")
+        torch.save(
+            {
+                "plan": self.plan.model_dump(),
+                "progress": vars(self.progress),
+                "mean_acceptance": self.mean_acceptance,
+                "state": state,
+            },
+            unfinished,
+        )
+        os.replace(unfinished, path)
+
+    def resume(self) -> bool:
+        """Go on where a run of the same plan has been saved; False if none was."""
+        path = self.folder / f"{self.rank}-{RESUME_FILE}"
+        if not path.is_file():
+            return False
+        saved = torch.load(path, map_location=self.device, weights_only=False)
+        if saved["plan"] != self.plan.model_dump():
+            return False
+        model, optimizer = saved["state"]
+        if self.num_ranks > 1:
+            from torch.distributed.checkpoint.state_dict import set_state_dict
+
+            set_state_dict(
+                self.drafter,
+                self.optimizer,
+                model_state_dict=model,
+                optim_state_dict=optimizer,
+            )
+        else:
+            self.drafter.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
+        self.progress = Progress(**saved["progress"])
+        self.mean_acceptance.copy_(saved["mean_acceptance"])
+        return True
+
+
+def split(
+    places: Sequence[Place], held_out_share: float
+) -> tuple[list[Place], list[Place]]:
+    """Held-out texts and the others; a text stays where it is as others come."""
+    held_out: list[Place] = []
+    others: list[Place] = []
+    for place in places:
+        is_held_out = zlib.crc32(place.name.encode()) < held_out_share * 2**32
+        (held_out if is_held_out else others).append(place)
+    if not held_out and others:
+        held_out.append(others.pop())
+    return held_out, others
+
+
+def _num_drafts(batch: Batch, num_steps: int) -> torch.Tensor:
+    return (batch.lengths - num_steps).clamp(min=0).sum().float()
+
+
+def _rank() -> int:
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def _num_ranks() -> int:
+    return distributed.get_world_size() if distributed.is_initialized() else 1
