@@ -46,7 +46,12 @@ def _cut(
 
 
 def cut_prompts(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, num_prompts: int, *, seed: int
+    files: Sequence[SourceFile],
+    tokenizer: Tokenizer,
+    num_prompts: int,
+    *,
+    seed: int,
+    max_per_file: int = MAX_PROMPTS_PER_FILE,
 ) -> list[HeldOutPrompt]:
     """Cuts prompts of mixed length, at most a few from each file.
 
@@ -55,13 +60,14 @@ def cut_prompts(
         tokenizer: Counts tokens.
         num_prompts: Prompts wanted.
         seed: Decides where each begins and how long it is.
+        max_per_file: From one file.
 
     Raises:
         ValueError: If the files do not yield that many.
     """
     rng = random.Random(seed)
     prompts: list[HeldOutPrompt] = []
-    for _ in range(MAX_PROMPTS_PER_FILE):
+    for _ in range(max_per_file):
         for file in files:
             lines = file.text.splitlines(keepends=True)
             length = rng.randint(MIN_PROMPT_TOKENS + 10, MAX_PROMPT_TOKENS)

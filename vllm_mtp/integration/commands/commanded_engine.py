@@ -86,6 +86,7 @@ class CommandedEngine:
 
     COMMANDS: ClassVar[tuple[str, ...]] = (
         *("facts", "tokenize", "tokenize_chats", "generate", "play"),
+        "flush_hidden_states",
     )
     """Methods that may be asked for."""
 
@@ -157,8 +158,8 @@ class CommandedEngine:
         """What requests are answered, all at a time.
 
         Args:
-            requests: ``prompt`` (token ids) and ``sampling`` (of ``SamplingParams``;
-                ``logprobs`` may be among them).
+            requests: ``prompt`` (token ids), ``sampling`` (of ``SamplingParams``;
+                ``logprobs`` may be among them) and perhaps a ``name`` of its own.
             times_drafting: Also time drafting, which costs a little.
 
         Returns:
@@ -222,10 +223,15 @@ class CommandedEngine:
             "num_preempted": self.totals.num_preempted,
         }
 
+    def flush_hidden_states(self) -> dict[str, Any]:
+        """Have those written that are recorded; see ``hidden_states_path``."""
+        self.engine.collective_rpc("flush_hidden_states")
+        return {}
+
     def add_request(self, request: Mapping[str, Any]) -> str:
         """Queue a request; returns its name."""
         self.num_requests += 1
-        name = str(self.num_requests)
+        name = request.get("name", str(self.num_requests))
         sampling = SamplingParams(
             **{"ignore_eos": True} | request["sampling"],
             detokenize=False,

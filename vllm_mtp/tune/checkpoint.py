@@ -1,0 +1,151 @@
+"""Reads what tuning needs of a checkpoint and writes tuned MTP layers as one."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from vllm_mtp.config import ConfigError
+from vllm_mtp.tune.families import Family, family_of
+from vllm_mtp.tune.layer import MTPLayer
+from vllm_mtp.tune.losses import Head
+from vllm_mtp.tune.unroll import Drafter, Target
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+TUNING_FILE = "tuning.json"
+_NUM_LAYERS_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+
+class Checkpoint:
+    """A folder with a config and safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            ConfigError: The config cannot be read, or there are no safetensors files.
+        """
+        self.folder = folder
+        try:
+            text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"model: {folder}/{CONFIG_FILE} cannot be read: {error.strerror}"
+            ) from None
+        self.config: dict[str, Any] = json.loads(text)
+        self.text_config: Mapping[str, Any] = self.config.get(
+            "text_config", self.config
+        )
+        self._files: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:
+                self._files |= dict.fromkeys(tensors.keys(), file)
+        if not self._files:
+            raise ConfigError(f"model: {str(folder)!r} has no safetensors files")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A weight on the CPU.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if name not in self._files:
+            raise ConfigError(f"model: {str(self.folder)!r} has no weight {name!r}")
+        with safe_open(self._files[name], framework="pt") as tensors:
+            found: torch.Tensor = tensors.get_tensor(name)
+        return found
+
+    @property
+    def family(self) -> Family:
+        """Of the model."""
+        return family_of(self.config)
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """That the config promises."""
+        found = (self.text_config.get(key) for key in _NUM_LAYERS_KEYS)
+        return next((number for number in found if number), 0)
+
+    def target(
+        self, device: torch.device, drafted: torch.Tensor | None = None
+    ) -> Target:
+        """Embeddings, head and final norm.
+
+        Args:
+            device: Where to.
+            drafted: ``[num_rows]`` int64: the draft vocabulary; None for all tokens.
+        """
+        family, trunk = self.family, self.family.trunk
+        embedding = self.tensor(f"{trunk}embed_tokens.weight")
+        tied = self.text_config.get("tie_word_embeddings", False)
+        head = embedding if tied else self.tensor("lm_head.weight")
+        norm = None
+        if not family.trunk_is_normed:
+            norm = _norm_like(family, self.text_config)
+            norm.get_parameter("weight").data = self.tensor(f"{trunk}norm.weight")
+        made = Target(embedding, Head(head.to(device), drafted), norm)
+        return made.to(device)
+
+    def drafter(self, checkpoints: bool, loads: bool = True) -> Drafter:
+        """The MTP layers, in float32 on the CPU.
+
+        Args:
+            checkpoints: See `Drafter`.
+            loads: Take the weights; otherwise they are as torch draws them.
+        """
+        layers = [
+            MTPLayer(self.family, self.text_config, index)
+            for index in range(self.num_mtp_layers)
+        ]
+        if not layers:
+            raise ConfigError(f"model: {str(self.folder)!r} has no MTP layers")
+        for layer in layers:
+            layer.float()
+            if loads:
+                layer.load(self.tensor)
+        return Drafter(layers, checkpoints)
+
+
+def _norm_like(family: Family, config: Mapping[str, Any]) -> nn.Module:
+    with torch.device("meta"):
+        norm = MTPLayer(family, config, 0).final_norm
+    return norm.to_empty(device="cpu")
+
+
+def write_head(
+    folder: Path,
+    model: Checkpoint,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    tuning: Mapping[str, Any],
+) -> None:
+    """Write MTP layers as a checkpoint of their own, whole or not at all.
+
+    ``{"method": "mtp_plus", "model": FOLDER}`` loads it, and vLLM's ``mtp`` as well.
+
+    Args:
+        folder: For the files.
+        model: Whose MTP layers they are.
+        weights: By their names in the checkpoint.
+        dtype: To store.
+        tuning: How they were made.
+    """
+    config = {k: v for k, v in model.config.items() if k != "quantization_config"}
+    unfinished = folder / "unfinished"
+    unfinished.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: weight.to(dtype) for name, weight in weights.items()},
+        unfinished / WEIGHTS_FILE,
+        metadata={"format": "pt"},
+    )
+    for name, content in ((CONFIG_FILE, config), (TUNING_FILE, tuning)):
+        text = json.dumps(content, indent=2) + "\n"
+        (unfinished / name).write_text(text, encoding="utf-8")
+    for name in (WEIGHTS_FILE, TUNING_FILE, CONFIG_FILE):
+        shutil.move(unfinished / name, folder / name)
+    unfinished.rmdir()
