@@ -2,10 +2,21 @@
 
 import typer
 
-from vllm_mtp.cli import compare, demo, doctor, options, plan, report, verify, vocab
+from vllm_mtp.cli import (
+    compare,
+    demo,
+    doctor,
+    options,
+    plan,
+    report,
+    tune,
+    verify,
+    vocab,
+)
 from vllm_mtp.cli.command import command_of
 from vllm_mtp.tools.demo import DemoOptions
 from vllm_mtp.tools.eval import EvalOptions, run_eval
+from vllm_mtp.tools.tune import TuneOptions
 
 EVAL_INTERRUPTED = (
     "interrupted; finished prompts are kept, and the same command goes on with the rest"
@@ -23,5 +34,6 @@ app.command()(command_of(EvalOptions, run_eval, "eval", EVAL_INTERRUPTED))
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
+app.command()(command_of(TuneOptions, tune.tune, "tune", tune.INTERRUPTED))
 app.command()(command_of(verify.VerifyCommand, verify.run_verify, "verify"))
 app.add_typer(vocab.app)

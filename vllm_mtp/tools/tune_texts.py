@@ -110,7 +110,7 @@ def collect_texts(
 
 
 def _names(folder: Path) -> set[str]:
-    if not any(folder.glob(PATTERN)):
+    if not any(folder.rglob(PATTERN)):
         return set()
     return {place.name for place in Texts(folder).places}
 

@@ -10,31 +10,50 @@ class TuningPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_steps: int = Field(7, ge=1, le=16, description="Draft steps that are unrolled.")
-    loss: Loss = Field("lk", description="`lk`: acceptance itself; `kl`: KL alone.")
+    num_steps: int = Field(
+        default=7, ge=1, le=16, description="Draft steps that are unrolled."
+    )
+    loss: Loss = Field(
+        default="lk", description="`lk`: acceptance itself; `kl`: KL alone."
+    )
     step_decay: float = Field(
-        0.8,
+        default=0.8,
         gt=0,
         le=1,
         description="Weight of a draft step relative to the one before.",
     )
-    epochs: float = Field(1.0, gt=0, le=100, description="Passes over the data.")
-    learning_rate: float = Field(
-        1e-4, gt=0, le=1, description="Highest, of AdamW with betas 0.9 and 0.95."
+    epochs: float = Field(
+        default=1.0, gt=0, le=100, description="Passes over the data."
     )
-    warmup_share: float = Field(0.05, ge=0, lt=1, description="Of all updates.")
-    weight_decay: float = Field(0.0, ge=0, le=1, description="Of matrices.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Longer gradients are cut.")
+    learning_rate: float = Field(
+        default=1e-4,
+        gt=0,
+        le=1,
+        description="Highest, of AdamW with betas 0.9 and 0.95.",
+    )
+    warmup_share: float = Field(default=0.05, ge=0, lt=1, description="Of all updates.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="Of matrices.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="Longer gradients are cut."
+    )
     window_tokens: int = Field(
-        2048, ge=16, le=2**20, description="Longer texts are cut into such windows."
+        default=2048,
+        ge=16,
+        le=2**20,
+        description="Longer texts are cut into such windows.",
     )
     batch_tokens: int = Field(
-        8192, ge=16, le=2**24, description="Of one update on one rank, with padding."
+        default=8192,
+        ge=16,
+        le=2**24,
+        description="Of one update on one rank, with padding.",
     )
     held_out_share: float = Field(
-        0.05, gt=0, lt=0.5, description="Of texts that are only measured on."
+        default=0.05, gt=0, lt=0.5, description="Of texts that are only measured on."
     )
-    seed: int = Field(0, ge=0, le=2**31, description="Of the order of the data.")
+    seed: int = Field(
+        default=0, ge=0, le=2**31, description="Of the order of the data."
+    )
     checkpoints_activations: bool = Field(
-        False, description="Compute activations twice and keep fewer."
+        default=False, description="Compute activations twice and keep fewer."
     )

@@ -74,7 +74,7 @@ class Texts:
             ConfigError: There are none.
         """
         self.places: list[Place] = []
-        for file in sorted(folder.glob(PATTERN)):
+        for file in sorted(folder.rglob(PATTERN)):
             with safe_open(file, framework="pt") as shard:
                 ends = shard.get_tensor("ends").tolist()
                 firsts = shard.get_tensor("first_positions").tolist()

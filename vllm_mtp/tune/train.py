@@ -209,6 +209,12 @@ class Trainer:
                 journal.write(json.dumps({"update": self.progress.update} | entry))
                 journal.write("\n")
 
+    def first_note(self) -> dict[str, Any]:
+        """What was measured before the first update."""
+        with (self.folder / JOURNAL_FILE).open(encoding="utf-8") as journal:
+            found: dict[str, Any] = json.loads(journal.readline())["held_out"]
+        return found
+
     def save(self) -> None:
         """Write what a resumed run needs."""
         from torch.distributed.checkpoint.state_dict import get_state_dict

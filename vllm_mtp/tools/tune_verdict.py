@@ -1,0 +1,163 @@
+"""Is a tuned head better than the one before? Both draft for the same prompts.
+
+Evaluations are those of ``vllm-mtp eval`` and are kept, so ``vllm-mtp compare`` reads
+them, too. A draft length at a temperature is better if the whole interval of the
+difference of acceptance lengths, over prompts, lies above zero.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from vllm_mtp.tools.compare import CompareOptions, Figure, compare
+from vllm_mtp.tools.engine_arguments import EngineSize
+from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
+from vllm_mtp.tools.eval_backends import EngineBackend, Sampling
+from vllm_mtp.tools.eval_file import EvalFile, record_of
+from vllm_mtp.tools.prompts import Prompt, fingerprint_of
+from vllm_mtp.tools.provenance import collect_provenance, replacing
+from vllm_mtp.tools.server_process import exit_on_signals, log_folder
+
+TEMPERATURES = (0.0, 1.0)
+ANSWER_TOKENS, MAX_MODEL_LEN, CONCURRENCY = 128, 2048, 8
+BEFORE, AFTER = "before", "after"
+_KV_CACHE_MIB = 512
+_FALSE_ALARMS = CompareOptions(false_alarm_rate=0.05)
+
+
+class Cell(NamedTuple):
+    """One draft length at one temperature."""
+
+    temperature: float
+    draft_length: int
+    length: Figure
+    """Acceptance length: ``base`` before, ``new`` after."""
+
+    @property
+    def is_better(self) -> bool:
+        """Surely."""
+        return self.length.interval[0] > 0
+
+
+class Verdict(NamedTuple):
+    """Of a tuned head."""
+
+    cells: list[Cell]
+
+    @property
+    def is_better(self) -> bool:
+        """In every cell."""
+        return all(cell.is_better for cell in self.cells)
+
+    @property
+    def is_worse(self) -> bool:
+        """In any."""
+        return any(cell.length.is_worse for cell in self.cells)
+
+
+def judge(
+    model: str,
+    heads: Mapping[str, Mapping[str, Any]],
+    prompts: Sequence[Prompt],
+    draft_lengths: Sequence[int],
+    folder: Path,
+    console: Console,
+) -> Verdict:
+    """Evaluate both heads and compare them.
+
+    Args:
+        model: Folder or hub name.
+        heads: Speculative configs, `BEFORE` and `AFTER`.
+        prompts: Not trained on.
+        draft_lengths: To judge at.
+        folder: For the evaluations.
+        console: Told what comes out.
+
+    Raises:
+        ServerError: An engine failed.
+    """
+    size = EngineSize(model, MAX_MODEL_LEN, CONCURRENCY, "auto", _KV_CACHE_MIB)
+    settings = [
+        Sampling(length, temperature, ANSWER_TOKENS)
+        for temperature in TEMPERATURES
+        for length in draft_lengths
+    ]
+    longest = {"num_speculative_tokens": max(draft_lengths)}
+    found: dict[str, list[EvalFile]] = {}
+    for name, config in heads.items():
+        with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+            metrics = {"per_request_spec_decode_metrics": "detailed"}
+            engine = group.launch(name, {**config, **longest}, size, logs, **metrics)
+            engine.answer(START_TIMEOUT_S)
+            found[name] = list(_evaluations(engine, model, prompts, settings))
+    cells = []
+    for before, after in zip(found[BEFORE], found[AFTER], strict=True):
+        for name, file in ((BEFORE, before), (AFTER, after)):
+            setting = f"t{file.temperature:g}-k{file.draft_length}"
+            with replacing(folder / f"eval-{setting}-{name}.json") as pending:
+                pending.write_text(file.model_dump_json() + "\n", encoding="utf-8")
+        length = compare(before, after, _FALSE_ALARMS).figures[0]
+        cells.append(Cell(before.temperature, int(before.draft_length), length))
+    verdict = Verdict(cells)
+    print_verdict(verdict, console)
+    return verdict
+
+
+def _evaluations(
+    engine: EngineProcess,
+    model: str,
+    prompts: Sequence[Prompt],
+    settings: Sequence[Sampling],
+) -> Iterator[EvalFile]:
+    for sampling in settings:
+        start_s = perf_counter()
+        backend = EngineBackend(engine, sampling, CONCURRENCY, MAX_MODEL_LEN)
+        records = {
+            prompt.id: record_of(
+                prompt,
+                answer.metrics,
+                sampling.draft_length,
+                answer.num_tokens,
+                answer.seconds,
+            )
+            for prompt, answer in backend.answers(prompts)
+        }
+        yield EvalFile(
+            model=Path(model).name if Path(model).is_dir() else model,
+            prompts_sha256=fingerprint_of(list(prompts)),
+            draft_length=sampling.draft_length or 0,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seconds=perf_counter() - start_s,
+            records=tuple(records[prompt.id] for prompt in prompts),
+            provenance=collect_provenance(sys.argv),
+        )
+
+
+def print_verdict(verdict: Verdict, console: Console) -> None:
+    """A table and a sentence."""
+    table = Table("temperature", "K", "acceptance length", "gain", "interval", "")
+    for cell in verdict.cells:
+        length = cell.length
+        low, high = (bound / length.base for bound in length.interval)
+        worse = "worse" if length.is_worse else "not shown"
+        table.add_row(
+            f"{cell.temperature:g}",
+            str(cell.draft_length),
+            f"{length.base:.2f} -> {length.new:.2f}",
+            f"{length.new / length.base - 1:+.1%}",
+            f"{low:+.1%} .. {high:+.1%}",
+            "better" if cell.is_better else worse,
+        )
+    console.print(table)
+    sentence = "The tuned head drafts better."
+    if verdict.is_worse:
+        sentence = "The tuned head drafts worse: do not serve it."
+    elif not verdict.is_better:
+        sentence = "It is not shown that the tuned head drafts better everywhere."
+    console.print(sentence, highlight=False)

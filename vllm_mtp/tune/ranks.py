@@ -1,0 +1,68 @@
+"""One device, or several ranks that torchrun has started (FSDP2)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+
+from vllm_mtp.tune.unroll import Drafter
+
+
+class Ranks:
+    """Where a run trains."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Of this process; a group of several has been made."""
+        self.device = device
+        self.is_several = distributed.is_initialized()
+        self.is_first = not self.is_several or distributed.get_rank() == 0
+
+    def shard(self, drafter: Drafter) -> Drafter:
+        """Bring a drafter to the device, on several ranks a part of it."""
+        if not self.is_several:
+            return drafter.to(self.device)
+        kind = self.device.type
+        mesh = distributed.device_mesh.init_device_mesh(
+            kind, (distributed.get_world_size(),)
+        )
+        drafter = drafter.to(self.device)
+        for layer in drafter.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(drafter, mesh=mesh)
+        return drafter
+
+    def gather(self, drafter: Drafter) -> dict[str, torch.Tensor]:
+        """All weights by their names in the checkpoint, on the CPU."""
+        found: dict[str, torch.Tensor] = {}
+        for layer in drafter.layers:
+            if self.is_several:
+                layer.unshard()  # type: ignore[operator]
+            found |= layer.state()  # type: ignore[operator]
+            if self.is_several:
+                layer.reshard()  # type: ignore[operator]
+        return found
+
+
+@contextmanager
+def on_ranks(device: str) -> Iterator[Ranks]:
+    """Within, the process group that torchrun's variables ask for, if they do.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+    has_gpu = torch.cuda.is_available() and device != "cpu"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks(chosen)
+        return
+    if has_gpu:
+        torch.cuda.set_device(chosen)
+    distributed.init_process_group("nccl" if has_gpu else "gloo")
+    try:
+        yield Ranks(chosen)
+    finally:
+        distributed.destroy_process_group()
