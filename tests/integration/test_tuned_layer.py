@@ -69,7 +69,7 @@ def test_every_draft_step_is_that_of_the_served_layer(
             token_ids = token_ids.clone()
             token_ids[-1] = served.token_ids[0]
             assert served.positions[0] == positions[-1] + step
-        normed, previous = layer(
+        _, previous = layer(
             previous, embeddings[token_ids][None], positions[None] + step, chain
         )
         output = served.output

@@ -1,17 +1,48 @@
 """Losses of drafts: what they are, and where their gradients go."""
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from vllm_mtp.tune import losses
-from vllm_mtp.tune.losses import Head, Step, blend, distances
+from vllm_mtp.tune.losses import KL_DECAY, Head, Step
 
 
 def probabilities(num_rows: int, vocab_size: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, vocab_size, generator=generator).softmax(-1)
+
+
+class Distances(NamedTuple):
+    kl: torch.Tensor
+    acceptance: torch.Tensor
+    agreement: torch.Tensor
+
+
+def distances(target: torch.Tensor, logits: torch.Tensor) -> Distances:
+    """As they are defined."""
+    draft = logits.softmax(-1)
+    kl = (target * (target.log() - draft.log())).sum(-1)
+    agreement = (target.argmax(-1) == draft.argmax(-1)).float()
+    return Distances(kl, torch.minimum(target, draft).sum(-1), agreement)
+
+
+def blend(loss: str, found: Distances, mean: torch.Tensor) -> torch.Tensor:
+    share = torch.exp(-KL_DECAY * mean) if loss == "lk" else torch.tensor(1.0)
+    return share * found.kl + (1 - share) * (1 - found.acceptance)
+
+
+def of_one_step(
+    loss: losses.Loss, target: torch.Tensor, draft: torch.Tensor, mean: float
+) -> losses.StepLosses:
+    """Of distributions themselves: the head has their logarithms as its rows."""
+    num_rows = len(target)
+    both = torch.cat([target, draft]).log()
+    hidden = torch.eye(2 * num_rows)
+    step = Step(hidden[num_rows:], torch.ones(num_rows) / num_rows, torch.tensor(mean))
+    return losses.losses(loss, Head(both.t().contiguous()), hidden[:num_rows], [step])
 
 
 def accepted_by_enumeration(target: list[float], draft: list[float]) -> float:
@@ -22,25 +53,22 @@ def accepted_by_enumeration(target: list[float], draft: list[float]) -> float:
 
 def test_acceptance_is_that_of_the_ratio_test() -> None:
     target, draft = probabilities(6, 5, 0), probabilities(6, 5, 1)
-    found = distances(target, draft.log())
-    wanted = [
-        accepted_by_enumeration(p, q)
-        for p, q in zip(target.tolist(), draft.tolist(), strict=True)
-    ]
-    assert found.acceptance.tolist() == pytest.approx(wanted)
-    kl = torch.nn.functional.kl_div(draft.log(), target, reduction="none").sum(-1)
-    torch.testing.assert_close(found.kl, kl)
-    same = target.argmax(-1) == draft.argmax(-1)
-    assert found.agreement.tolist() == same.float().tolist()
+    kl, acceptance, agreement = of_one_step("lk", target, draft, 0.5).sums[0].tolist()
+    pairs = zip(target.tolist(), draft.tolist(), strict=True)
+    wanted = [accepted_by_enumeration(p, q) for p, q in pairs]
+    assert acceptance == pytest.approx(sum(wanted))
+    found = torch.nn.functional.kl_div(draft.log(), target, reduction="sum")
+    assert kl == pytest.approx(found.item())
+    assert agreement == (target.argmax(-1) == draft.argmax(-1)).sum()
 
 
-def test_lk_is_one_minus_acceptance_where_much_is_accepted() -> None:
+def test_lk_is_one_minus_acceptance_where_much_is_accepted_and_kl_where_little() -> (
+    None
+):
     target, draft = probabilities(6, 5, 0), probabilities(6, 5, 1)
-    found = distances(target, draft.log())
-    little = blend("lk", found, torch.tensor(0.0))
-    torch.testing.assert_close(little, found.kl)
-    much = blend("lk", found, torch.tensor(20.0))
-    torch.testing.assert_close(much, 1 - found.acceptance)
+    little, much = (of_one_step("lk", target, draft, mean) for mean in (0.0, 20.0))
+    assert little.total.item() == pytest.approx(little.sums[0, 0].item() / 6)
+    assert much.total.item() == pytest.approx(1 - much.sums[0, 1].item() / 6)
 
 
 @pytest.mark.parametrize("loss", ["lk", "kl"])
@@ -66,7 +94,7 @@ def test_chunks_have_the_gradients_of_the_whole(
         wanted[k] = torch.stack([(each * counts).sum() for each in found])
     (gradient,) = torch.autograd.grad(whole, hidden)
 
-    monkeypatch.setattr(losses, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(losses, "CHUNK_NUMBERS", {"cpu": 4 * 11})
     steps = [Step(*each) for each in zip(hidden, weights, means, strict=True)]
     found_losses = losses.losses(loss, head, teacher, steps)
     torch.testing.assert_close(found_losses.total, whole)
@@ -80,9 +108,12 @@ def test_a_smaller_draft_vocabulary_accepts_less() -> None:
     generator = torch.Generator().manual_seed(4)
     weight = torch.randn(8, 6, generator=generator)
     teacher = torch.randn(5, 6, generator=generator)
+    step = Step(teacher, torch.ones(5) / 5, torch.tensor(0.5))
+    whole = losses.losses("lk", Head(weight), teacher, [step]).sums[0, 1]
+    assert whole == pytest.approx(5)
     for few in itertools.combinations(range(8), 3):
         head = Head(weight, torch.tensor(few))
         target = head.target(teacher)
         assert (target.sum(-1) < 1).all()
-        found = distances(target, head.draft_logits(teacher))
-        assert (found.acceptance <= target.sum(-1) + 1e-6).all()
+        found = losses.losses("lk", head, teacher, [step]).sums[0, 1]
+        assert found == pytest.approx(target.sum())

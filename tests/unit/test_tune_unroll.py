@@ -2,40 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 
+from tests.support.tuning import random_drafter, random_target
 from vllm_mtp.tune.attention import Chain
-from vllm_mtp.tune.families import FAMILIES
-from vllm_mtp.tune.layer import MTPLayer
-from vllm_mtp.tune.losses import Head
-from vllm_mtp.tune.unroll import Batch, Drafter, Target, draft_losses, step_weights
+from vllm_mtp.tune.unroll import Batch, Drafter, draft_losses, step_weights
 
-CONFIG = {
-    "architectures": ["MiMoForCausalLM"],
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 20,
-    "max_position_embeddings": 64,
-}
 LENGTH, NUM_STEPS = 9, 3
-
-
-def drafter(num_layers: int = 1, checkpoints: bool = False) -> Drafter:
-    torch.manual_seed(0)
-    family = FAMILIES["MiMoForCausalLM"]
-    layers = [MTPLayer(family, CONFIG, index) for index in range(num_layers)]
-    for each in layers:
-        for parameter in each.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return Drafter(layers, checkpoints)
-
-
-def target() -> Target:
-    torch.manual_seed(1)
-    return Target(torch.randn(20, 16), Head(torch.randn(20, 16)), None)
 
 
 def batch(lengths: tuple[int, ...] = (LENGTH,)) -> Batch:
@@ -52,7 +24,7 @@ def batch(lengths: tuple[int, ...] = (LENGTH,)) -> Batch:
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_each_draft_is_as_if_it_were_alone(num_layers: int) -> None:
-    made, trunk, texts = drafter(num_layers), target(), batch()
+    made, trunk, texts = random_drafter(num_layers), random_target(), batch()
     whole = made(trunk, texts, NUM_STEPS)[:, 0]
     embeddings = trunk.embed(texts.token_ids)
     for start in range(LENGTH - NUM_STEPS):
@@ -71,7 +43,7 @@ def test_each_draft_is_as_if_it_were_alone(num_layers: int) -> None:
 
 
 def test_a_draft_knows_nothing_of_what_follows() -> None:
-    made, trunk, texts = drafter(), target(), batch()
+    made, trunk, texts = random_drafter(), random_target(), batch()
     before = made(trunk, texts, NUM_STEPS)[:, 0]
     start = 3
     later = texts.token_ids.clone()
@@ -86,7 +58,7 @@ def test_a_draft_knows_nothing_of_what_follows() -> None:
 def losses_of(made: Drafter, texts: Batch) -> torch.Tensor:
     weights = step_weights(NUM_STEPS, 0.8)
     mean = torch.full((NUM_STEPS,), 0.5)
-    return draft_losses(made, target(), texts, "lk", weights, mean).total
+    return draft_losses(made, random_target(), texts, "lk", weights, mean).total
 
 
 def test_padding_changes_nothing() -> None:
@@ -95,13 +67,13 @@ def test_padding_changes_nothing() -> None:
     padded.token_ids[0, :7], padded.hidden[0, :7] = short.token_ids, short.hidden
     alone = Batch(*(each[1:] for each in padded))
     drafts = [7 - NUM_STEPS, LENGTH - NUM_STEPS]
-    parts = [losses_of(drafter(), short), losses_of(drafter(), alone)]
+    parts = [losses_of(random_drafter(), short), losses_of(random_drafter(), alone)]
     mean = sum(n * part for n, part in zip(drafts, parts, strict=True)) / sum(drafts)
-    torch.testing.assert_close(losses_of(drafter(), padded), mean)
+    torch.testing.assert_close(losses_of(random_drafter(), padded), mean)
 
 
 def test_only_mtp_layers_learn_and_all_of_them() -> None:
-    made, trunk = drafter(2), target()
+    made, trunk = random_drafter(2), random_target()
     weights, mean = step_weights(NUM_STEPS, 0.8), torch.full((NUM_STEPS,), 0.5)
     draft_losses(made, trunk, batch(), "lk", weights, mean).total.backward()
     assert all(p.grad is not None and p.grad.any() for p in made.parameters())
@@ -112,7 +84,7 @@ def test_only_mtp_layers_learn_and_all_of_them() -> None:
 def test_activations_that_are_computed_again_have_the_same_gradients() -> None:
     gradients = []
     for checkpoints in (False, True):
-        made = drafter(2, checkpoints)
+        made = random_drafter(2, checkpoints)
         losses_of(made, batch((7, LENGTH))).backward()
         gradients.append([parameter.grad for parameter in made.parameters()])
     for one, other in zip(*gradients, strict=True):

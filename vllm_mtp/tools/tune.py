@@ -128,7 +128,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
         collect_texts(model, trained_on, answering, texts, token_bytes, console)
     tuning = _train(options, checkpoint, texts, console)
     verdict = None
-    if judged_by:
+    if judged_by and int(os.environ.get("RANK", "0")) == 0:
         verdict = judge(
             model,
             {"before": speculation(head), "after": speculation(str(options.output))},

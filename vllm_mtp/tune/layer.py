@@ -80,32 +80,25 @@ class MTPLayer(nn.Module):
             tensor: Reads one by its name.
         """
         with torch.no_grad():
-            for name, parameter in self._stored().items():
-                parameter.copy_(tensor(name))
+            for name, weight in self.stored(self.state_dict()).items():
+                weight.copy_(tensor(name))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Weights under the checkpoint's names, on the CPU."""
-        return {
-            name: parameter.detach().cpu().contiguous()
-            for name, parameter in self._stored().items()
-        }
+    def stored(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights, or parts of them, by their names in the checkpoint.
 
-    def _stored(self) -> dict[str, torch.Tensor]:
-        """Parameters, or parts of them, by their names in the checkpoint."""
-        family = self.family
-        found: dict[str, torch.Tensor]
-        found = {
-            f"{self.prefix}{name}.weight": part.get_parameter("weight")
-            for name, part in (
-                (family.token_norm, self.token_norm),
-                (family.hidden_norm, self.hidden_norm),
-                (family.projection, self.projection),
-                (family.final_norm, self.final_norm),
-            )
-        }
-        for name, tensor in self.block.state_dict(keep_vars=True).items():
-            for part, view in _by_expert(name, tensor.detach()):
-                found[self.block_prefix + part] = view
+        Args:
+            state: The module's, whole: on several ranks each has a part of it.
+        """
+        frame = ("token_norm", "hidden_norm", "projection", "final_norm")
+        found = {}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if part == "block":
+                for own, view in _by_expert(rest, tensor):
+                    found[self.block_prefix + own] = view
+            else:
+                assert part in frame, name
+                found[f"{self.prefix}{getattr(self.family, part)}.{rest}"] = tensor
         return found
 
 

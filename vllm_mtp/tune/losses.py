@@ -9,6 +9,8 @@ Of target ``p`` and draft ``q`` over the vocabulary:
   a mean acceptance ``a``. Where next to nothing is accepted the gradient of acceptance
   vanishes and KL leads; where much is, acceptance itself is what counts.
 
+Greedy drafts are accepted where the likeliest tokens are the same: *agreement*.
+
 A head has 16,000 to 150,000 rows, so logits of all steps never exist at once: rows are
 taken in chunks, whose gradients are computed in the forward pass.
 """
@@ -23,16 +25,9 @@ Loss = Literal["lk", "kl"]
 
 KL_DECAY = 3.0
 """In the exponent of the weight of KL, as published."""
-CHUNK_ROWS = 256
-
-
-class Distances(NamedTuple):
-    """``[rows]`` float32 each."""
-
-    kl: torch.Tensor
-    acceptance: torch.Tensor
-    agreement: torch.Tensor
-    """1 where the likeliest tokens are the same: a greedy draft token is accepted."""
+CHUNK_NUMBERS = {"cpu": 2**19}
+"""Logits at a time: what a core's cache holds. Elsewhere `_MANY`."""
+_MANY = 2**26
 
 
 class Head(NamedTuple):
@@ -43,44 +38,17 @@ class Head(NamedTuple):
     drafted: torch.Tensor | None = None
     """``[num_rows]`` int64: the draft vocabulary; None for all tokens."""
 
-    def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[rows, number of tokens that may be drafted]`` float32."""
-        weight = self.weight if self.drafted is None else self.weight[self.drafted]
-        return F.linear(hidden, weight.to(hidden.dtype)).float()
+    @property
+    def rows(self) -> torch.Tensor:
+        """``[number of tokens that may be drafted, hidden_size]``."""
+        return self.weight if self.drafted is None else self.weight[self.drafted]
 
     def target(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The same of the target's probabilities, which may add up to less than 1."""
+        """``[rows, number of tokens that may be drafted]`` float32: the target's
+        probabilities, which may add up to less than 1."""
         weight = self.weight.to(hidden.dtype)
         probabilities = F.linear(hidden, weight).float().softmax(-1)
         return probabilities if self.drafted is None else probabilities[:, self.drafted]
-
-
-def distances(
-    # [rows, vocab] float32
-    target: torch.Tensor,
-    # [rows, vocab] float32
-    draft_logits: torch.Tensor,
-) -> Distances:
-    """Of each row, all differentiable in the logits but the agreement."""
-    log_draft = draft_logits.log_softmax(-1)
-    kl = (torch.xlogy(target, target) - target * log_draft).sum(-1)
-    acceptance = torch.minimum(target, log_draft.exp()).sum(-1)
-    agreement = (target.argmax(-1) == draft_logits.argmax(-1)).float()
-    return Distances(kl, acceptance, agreement)
-
-
-def blend(loss: Loss, found: Distances, mean_acceptance: torch.Tensor) -> torch.Tensor:
-    """``[rows]``: what is minimized.
-
-    Args:
-        loss: Which.
-        found: Of these rows.
-        mean_acceptance: Scalar, of this draft step; a constant to the gradient.
-    """
-    if loss == "kl":
-        return found.kl
-    weight = torch.exp(-KL_DECAY * mean_acceptance)
-    return weight * found.kl + (1 - weight) * (1 - found.acceptance)
 
 
 class Step(NamedTuple):
@@ -100,7 +68,7 @@ class StepLosses(NamedTuple):
     total: torch.Tensor
     """Scalar: what is minimized."""
     sums: torch.Tensor
-    """``[num_steps, 3]``: of `Distances`, over rows that count."""
+    """``[num_steps, 3]``: KL, acceptance and agreement, over rows that count."""
 
 
 def losses(
@@ -145,18 +113,25 @@ class _Losses(torch.autograd.Function):
         gradient = torch.zeros_like(hidden)
         total = torch.zeros((), device=hidden.device)
         sums = torch.zeros(len(hidden), 3, device=hidden.device)
-        for start in range(0, len(teacher), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            target = head.target(teacher[rows])
-            for step, mean in enumerate(means):
-                part = hidden[step, rows].detach().requires_grad_()
-                with torch.enable_grad():
-                    found = distances(target, head.draft_logits(part))
-                    value = (blend(loss, found, mean) * weights[step, rows]).sum()
-                    (gradient[step, rows],) = torch.autograd.grad(value, part)
-                total += value.detach()
-                counts = (weights[step, rows] > 0).float()
-                sums[step] += torch.stack([(each * counts).sum() for each in found])
+        # The weight of KL; that of acceptance is the rest.
+        shares = (
+            torch.exp(-KL_DECAY * means) if loss == "lk" else torch.ones_like(means)
+        )
+        matrix = head.rows.to(hidden.dtype)
+        num_rows = CHUNK_NUMBERS.get(hidden.device.type, _MANY) // len(head.weight)
+        for start in range(0, len(teacher), max(1, num_rows)):
+            part = slice(start, start + max(1, num_rows))
+            target = _Target(head, teacher[part])
+            for step, share in enumerate(shares):
+                counts = weights[step, part]
+                logits = (hidden[step, part] @ matrix.T).float()
+                found, slopes = _compare(target, logits, share)
+                gradient[step, part] = (slopes * counts[:, None]).to(
+                    matrix.dtype
+                ) @ matrix
+                kl, acceptance, _ = found
+                total += ((share * kl + (1 - share) * (1 - acceptance)) * counts).sum()
+                sums[step] += found @ (counts > 0).float()
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(sums)
         return total, sums
@@ -165,3 +140,44 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, total: torch.Tensor, sums: torch.Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         return None, None, None, None, None, gradient * total
+
+
+class _Target:
+    """Of a chunk's rows: the target's probabilities of tokens that may be drafted."""
+
+    def __init__(self, head: Head, hidden: torch.Tensor) -> None:
+        self.probabilities = head.target(hidden)
+        # In a draft vocabulary less than 1.
+        self.sums = self.probabilities.sum(-1)
+        self.entropy = -torch.xlogy(self.probabilities, self.probabilities).sum(-1)
+        self.likeliest = self.probabilities.argmax(-1)
+
+
+def _compare(
+    target: _Target,
+    # [rows, vocab] float32, overwritten
+    logits: torch.Tensor,
+    # Scalar
+    share: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances and slopes.
+
+    Returns:
+        ``[3, rows]``: KL, acceptance, and 1 where the likeliest tokens are the same.
+        ``[rows, vocab]``: the gradient of ``share KL + (1 - share) (1 - acceptance)``
+        in the logits.
+    """
+    p, total = target.probabilities, target.sums
+    cross = torch.linalg.vecdot(p, logits)
+    agreement = (logits.argmax(-1) == target.likeliest).float()
+    log_sum = logits.logsumexp(-1)
+    kl = log_sum * total - cross - target.entropy
+    q = logits.sub_(log_sum[:, None]).exp_()
+    acceptance = torch.minimum(p, q).sum(-1)
+    slopes = share * (q * total[:, None] - p)
+    if share < 1:
+        # Acceptance grows with q where q is the smaller one.
+        below = torch.where(q < p, q, 0)
+        below.addcmul_(q, below.sum(-1, keepdim=True), value=-1)
+        slopes.sub_(below.mul_(1 - share))
+    return torch.stack([kl, acceptance, agreement]), slopes

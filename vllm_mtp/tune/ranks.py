@@ -6,6 +6,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 
 from vllm_mtp.tune.unroll import Drafter
@@ -35,14 +39,19 @@ class Ranks:
         return drafter
 
     def gather(self, drafter: Drafter) -> dict[str, torch.Tensor]:
-        """All weights by their names in the checkpoint, on the CPU."""
+        """All weights by their names in the checkpoint, on the first rank's CPU."""
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         found: dict[str, torch.Tensor] = {}
-        for layer in drafter.layers:
-            if self.is_several:
-                layer.unshard()  # type: ignore[operator]
-            found |= layer.state()  # type: ignore[operator]
-            if self.is_several:
-                layer.reshard()  # type: ignore[operator]
+        state = get_model_state_dict(drafter, options=whole)
+        for number, layer in enumerate(drafter.layers):
+            prefix = f"layers.{number}."
+            own = {
+                name.removeprefix(prefix): weight
+                for name, weight in state.items()
+                if name.startswith(prefix)
+            }
+            if own:  # on the first rank alone
+                found |= layer.stored(own)  # type: ignore[operator]
         return found
 
 
@@ -56,13 +65,13 @@ def on_ranks(device: str) -> Iterator[Ranks]:
     has_gpu = torch.cuda.is_available() and device != "cpu"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks(chosen)
-        return
-    if has_gpu:
-        torch.cuda.set_device(chosen)
-    distributed.init_process_group("nccl" if has_gpu else "gloo")
+    is_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_several:
+        if has_gpu:
+            torch.cuda.set_device(chosen)
+        distributed.init_process_group("nccl" if has_gpu else "gloo")
     try:
         yield Ranks(chosen)
     finally:
-        distributed.destroy_process_group()
+        if is_several:
+            distributed.destroy_process_group()

@@ -19,6 +19,7 @@ import torch
 from torch import distributed
 
 from vllm_mtp.tune.data import Batches, Window
+from vllm_mtp.tune.losses import StepLosses
 from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.shards import Place, Texts
 from vllm_mtp.tune.unroll import Batch, Drafter, Target, draft_losses, step_weights
@@ -137,7 +138,14 @@ class Trainer:
         return Batch(*(tensor.to(self.device) for tensor in batches.read(windows)))
 
     def _update(self, batch: Batch, weights: torch.Tensor) -> float:
-        self._set_rate()
+        found = self._backward(batch, weights)
+        self._step()
+        self._remember(found.sums, batch)
+        self.progress.update += 1
+        self.progress.batch += 1
+        return found.total.item()
+
+    def _backward(self, batch: Batch, weights: torch.Tensor) -> StepLosses:
         with self._autocast():
             found = draft_losses(
                 self.drafter,
@@ -148,16 +156,16 @@ class Trainer:
                 self.mean_acceptance,
             )
         found.total.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    def _step(self) -> None:
+        self._set_rate()
         norm = torch.nn.utils.clip_grad_norm_(
             self.drafter.parameters(), self.plan.max_grad_norm
         )
         if torch.isfinite(norm):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._remember(found.sums, batch)
-        self.progress.update += 1
-        self.progress.batch += 1
-        return float(found.total)
 
     def _remember(self, sums: torch.Tensor, batch: Batch) -> None:
         """Ranks must weigh KL alike, so they share what they have seen."""

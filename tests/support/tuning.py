@@ -1,0 +1,101 @@
+"""A small tuning run: texts, a target and MTP layers, all of them random."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm_mtp.tune.families import FAMILIES
+from vllm_mtp.tune.layer import MTPLayer
+from vllm_mtp.tune.losses import Head
+from vllm_mtp.tune.plan import TuningPlan
+from vllm_mtp.tune.ranks import on_ranks
+from vllm_mtp.tune.shards import Text, Texts, write_shard
+from vllm_mtp.tune.train import Trainer
+from vllm_mtp.tune.unroll import Drafter, Target
+
+VOCAB_SIZE, WIDTH = 20, 16
+CONFIG = {
+    "architectures": ["MiMoForCausalLM"],
+    "hidden_size": WIDTH,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 64,
+}
+PLAN = TuningPlan(
+    num_steps=3,
+    epochs=2,
+    learning_rate=1e-2,
+    window_tokens=24,
+    batch_tokens=64,
+    held_out_share=0.2,
+)
+
+
+def random_drafter(num_layers: int = 1, checkpoints: bool = False) -> Drafter:
+    torch.manual_seed(0)
+    family = FAMILIES["MiMoForCausalLM"]
+    layers = [MTPLayer(family, CONFIG, index) for index in range(num_layers)]
+    for each in layers:
+        for parameter in each.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return Drafter(layers, checkpoints)
+
+
+def random_target() -> Target:
+    torch.manual_seed(1)
+    return Target(
+        torch.randn(VOCAB_SIZE, WIDTH), Head(torch.randn(VOCAB_SIZE, WIDTH)), None
+    )
+
+
+def write_texts(folder: Path, num_texts: int = 24) -> Texts:
+    """Texts that count, in two shards; hidden states tell the token that follows."""
+    torch.manual_seed(2)
+    weight = random_target().head.weight
+    texts = []
+    for number in range(num_texts):
+        token_ids = (number * 7 + torch.arange(10 + number % 20)) % VOCAB_SIZE
+        hidden = weight[token_ids.roll(-1)] + 0.3 * torch.randn(len(token_ids), WIDTH)
+        texts.append(Text(f"text-{number}", token_ids, hidden))
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate((texts[::2], texts[1::2])):
+        write_shard(folder, number, part)
+    return Texts(folder)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def train_on_rank(rank: int, num_ranks: int, folder: str, port: int) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    run_folder = Path(folder) / f"of-{num_ranks}"
+    run_folder.mkdir(exist_ok=True)
+    with on_ranks("cpu") as ranks:
+        drafter = ranks.shard(random_drafter())
+        run = Trainer(
+            drafter, random_target(), Texts(Path(folder) / "texts"), PLAN, run_folder
+        )
+        losses: list[float] = []
+        run.run(lambda update, loss: losses.append(loss), save_every=2)
+        gathered = ranks.gather(drafter)
+        if ranks.is_first:
+            found: dict[str, Any] = {"weights": gathered, "losses": losses}
+            torch.save(found, run_folder / "found.pt")

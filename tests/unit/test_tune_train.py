@@ -1,0 +1,167 @@
+"""Tuning runs: they learn, go on where they were, and are the same on two ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tuning import (
+    PLAN,
+    free_port,
+    random_drafter,
+    random_target,
+    train_on_rank,
+    write_texts,
+)
+from vllm_mtp.config import ConfigError
+from vllm_mtp.tune.data import Batches
+from vllm_mtp.tune.shards import Texts
+from vllm_mtp.tune.train import Progress, Trainer, split
+from vllm_mtp.tune.unroll import Batch, step_weights
+
+
+def trainer(folder: Path, texts: Texts) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    return Trainer(random_drafter(), random_target(), texts, PLAN, folder)
+
+
+def weights(run: Trainer) -> dict[str, torch.Tensor]:
+    return {name: each.clone() for name, each in run.drafter.state_dict().items()}
+
+
+def test_a_run_learns(tmp_path: Path) -> None:
+    run = trainer(tmp_path / "run", write_texts(tmp_path / "texts"))
+    before = run.measure()
+    seen: list[int] = []
+    run.run(lambda update, loss: seen.append(update))
+    after = run.measure()
+    assert seen == list(range(1, run.num_updates + 1))
+    assert before.num_drafts == after.num_drafts > 0
+    for step in range(PLAN.num_steps):
+        assert after.kl[step] < 0.9 * before.kl[step]
+        assert after.acceptance[step] > before.acceptance[step]
+
+
+class Interrupted(Exception):
+    """In the middle of a run."""
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    whole = trainer(tmp_path / "whole", texts)
+    whole.run(lambda update, loss: None)
+    cut = trainer(tmp_path / "cut", texts)
+    stop_at = whole.num_updates * 2 // 3  # in the second epoch
+
+    def watch(update: int, loss: float) -> None:
+        if update == stop_at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        cut.run(watch, save_every=3)
+    resumed = trainer(tmp_path / "cut", texts)
+    assert resumed.resume()
+    assert 0 < resumed.progress.update < stop_at
+    resumed.run(lambda update, loss: None)
+    for name, wanted in weights(whole).items():
+        assert torch.equal(weights(resumed)[name], wanted), name
+    other = Trainer(
+        random_drafter(),
+        random_target(),
+        texts,
+        PLAN.model_copy(update={"learning_rate": 1e-3}),
+        tmp_path / "cut",
+    )
+    assert not other.resume()
+
+
+def test_texts_are_held_out_whole_and_stay_so(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path)
+    held_out, others = split(texts.places, 0.2)
+    assert {each.name for each in held_out} | {each.name for each in others} == {
+        each.name for each in texts.places
+    }
+    assert 1 <= len(held_out) < len(others)
+    fewer, _ = split(texts.places[:12], 0.2)
+    assert {each.name for each in fewer} <= {each.name for each in held_out} | {
+        texts.places[11].name  # where none is held out by its name
+    }
+
+
+def test_an_epoch_has_every_window_once(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path)
+    batches = Batches(
+        texts,
+        texts.places,
+        window_tokens=12,
+        batch_tokens=40,
+        min_tokens=5,
+        seed=3,
+    )
+    first, second = batches.of_epoch(0), batches.of_epoch(1)
+    assert first == batches.of_epoch(0) != second
+    for epoch in (first, second):
+        windows = [window for batch in epoch for window in batch]
+        assert sorted(windows) == sorted(batches.windows)
+        for batch in epoch:
+            longest = max(window.num_tokens for window in batch)
+            assert len(batch) == 1 or len(batch) * longest <= 40
+    one = first[0][0]
+    read = batches.read([one])
+    assert read.positions[0, 0] == one.start
+    assert read.lengths.tolist() == [one.num_tokens]
+
+
+def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no shard"):
+        Texts(tmp_path)
+
+
+class BothRanks(Trainer):
+    """One process that does what two ranks do."""
+
+    def run_both(self, num_updates: int) -> list[float]:
+        losses = []
+        self.num_ranks, self.num_updates = 2, num_updates
+        parts = []
+        for self.rank in range(2):
+            self.progress = Progress()
+            parts.append(self._counted())
+        self.num_ranks, self.progress = 1, Progress()
+        for batches in zip(*parts, strict=True):
+            weights = step_weights(PLAN.num_steps, PLAN.step_decay)
+            found = [self._backward(batch, weights) for batch in batches]
+            for parameter in self.drafter.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= 2
+            self._step()
+            sums = found[0].sums + found[1].sums
+            both = Batch(*batches[0][:3], torch.cat([b.lengths for b in batches]))
+            self._remember(sums, both)
+            self.progress.update += 1
+            losses.append(float(found[0].total))
+        return losses
+
+    def _counted(self) -> list[Batch]:
+        found = []
+        for batch in self._rest():
+            found.append(batch)
+            self.progress.update += 1
+            self.progress.batch += 1
+        return found
+
+
+def test_two_ranks_train_as_one_process_with_both_of_their_batches(
+    tmp_path: Path,
+) -> None:
+    texts = write_texts(tmp_path / "texts")
+    port = free_port()
+    torch.multiprocessing.spawn(train_on_rank, (2, str(tmp_path), port), nprocs=2)
+    found = torch.load(tmp_path / "of-2" / "found.pt")
+    one = BothRanks(random_drafter(), random_target(), texts, PLAN, tmp_path)
+    losses = one.run_both(len(found["losses"]))
+    assert found["losses"] == pytest.approx(losses, rel=1e-3)
+    (layer,) = one.drafter.layers
+    state = layer.stored(layer.state_dict())  # type: ignore[operator]
+    for name, wanted in state.items():
+        torch.testing.assert_close(found["weights"][name], wanted, rtol=1e-3, atol=1e-4)
