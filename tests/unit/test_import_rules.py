@@ -29,6 +29,7 @@ LAYERS = (
         "kernels",
         "metrics",
         "request_options",
+        "tune",
     },
     {"integration"},
     {"tools"},
@@ -49,6 +50,8 @@ FORBIDDEN_THIRD_PARTY = {
     "verification": {"vllm", *EXTRAS},
     "kernels": {"vllm", *EXTRAS},
     "metrics": {"vllm", "torch", *EXTRAS},
+    # Its pictures alone need matplotlib.
+    "tune": {"vllm", *(EXTRAS - {"matplotlib"})},
     "integration": EXTRAS,
     "tools": {"vllm", "matplotlib", "jinja2"},
     "cli": {"vllm", "torch", "matplotlib", "jinja2"},

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +24,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from rich.table import Table
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
+from vllm_mtp.drafting.vocabulary import default_num_rows
 from vllm_mtp.tools.option_checks import refuse, resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option, required
 from vllm_mtp.tools.prompts import Prompt, load_prompts
@@ -31,6 +33,7 @@ from vllm_mtp.tools.tune_texts import Answering, collect_texts
 from vllm_mtp.tools.tune_verdict import Verdict, judge
 
 TEXTS_FOLDER, RUN_FOLDER = "texts", "run"
+JOURNAL_FILE, PICTURE = "journal.jsonl", "tuning.svg"
 MEASURE_EVERY = 200
 """Updates between two measurements on held-out texts."""
 
@@ -66,6 +69,13 @@ class TuneOptions(Options):
     loss: str = option("lk", "lk: acceptance itself; kl: KL alone.")
     step_decay: float = option(
         0.8, "Weight of a draft step relative to the one before.", 0.01, 1
+    )
+    draft_rows: int | None = option(
+        None,
+        "Commonest tokens of the texts that are compared, as in a server's draft "
+        "vocabulary. Unset: as many as there; 0: all.",
+        0,
+        2**24,
     )
     epochs: float = option(1.0, "Passes over the texts.", 0.01, 100)
     learning_rate: float = option(1e-4, "Highest.", 1e-8, 1)
@@ -138,6 +148,10 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
             console,
         )
     _print_measured(tuning, console)
+    if find_spec("matplotlib") is not None:
+        from vllm_mtp.tune.plots import draw
+
+        draw(options.output / RUN_FOLDER / JOURNAL_FILE, options.output / PICTURE)
     return verdict
 
 
@@ -196,7 +210,9 @@ def _train(
     start_s = perf_counter()
     with on_ranks(options.device) as ranks:
         drafter = ranks.shard(source.drafter(plan.checkpoints_activations))
-        trainer = Trainer(drafter, model.target(ranks.device), Texts(folder), plan, run)
+        drafted = _drafted(options, model, folder)
+        target = model.target(ranks.device, drafted)
+        trainer = Trainer(drafter, target, Texts(folder), plan, run)
         if not trainer.resume():
             trainer.note(held_out=trainer.measure()._asdict())
         _watched(trainer, console)
@@ -215,6 +231,20 @@ def _train(
             dtype = getattr(torch, str(model.text_config.get("dtype", "bfloat16")))
             write_head(options.output, model, weights, dtype, tuning)
     return tuning
+
+
+def _drafted(options: TuneOptions, model: Any, folder: Path) -> Any:
+    """``[num_rows]`` int64: tokens that may be drafted; None for all."""
+    from vllm_mtp.tune.shards import count_tokens
+
+    vocab_size = int(model.text_config["vocab_size"])
+    num_rows = options.draft_rows
+    if num_rows is None:
+        num_rows = default_num_rows(vocab_size, 1) or 0
+    if not 0 < num_rows < vocab_size:
+        return None
+    commonest = count_tokens(folder, vocab_size).topk(num_rows).indices
+    return commonest.sort().values
 
 
 def _watched(trainer: Any, console: Console) -> None:

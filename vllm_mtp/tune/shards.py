@@ -55,6 +55,15 @@ def write_shard(folder: Path, number: int, texts: Sequence[Text]) -> Path:
     return path
 
 
+def count_tokens(folder: Path, vocab_size: int) -> torch.Tensor:
+    """``[vocab_size]`` int64: how often each token is in the texts."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for file in sorted(folder.rglob(PATTERN)):
+        with safe_open(file, framework="pt") as shard:
+            counts += shard.get_tensor("token_ids").bincount(minlength=vocab_size)
+    return counts
+
+
 class Place(NamedTuple):
     """Where a text is."""
 
