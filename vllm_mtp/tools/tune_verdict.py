@@ -3,10 +3,13 @@
 Evaluations are those of ``vllm-mtp eval`` and are kept, so ``vllm-mtp compare`` reads
 them, too. A draft length at a temperature is better if the whole interval of the
 difference of acceptance lengths, over prompts, lies above zero.
+
+Prompts whose greedy answer repeats itself are left out at temperature 0: any drafter
+goes round with the target, and small models repeat themselves often.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,6 +30,8 @@ TEMPERATURES = (0.0, 1.0)
 ANSWER_TOKENS, MAX_MODEL_LEN, CONCURRENCY = 128, 2048, 8
 BEFORE, AFTER = "before", "after"
 _KV_CACHE_MIB = 512
+_GRAM, _MAX_REPEATED = 8, 0.2
+"""More than this share of the 8-grams of an answer that repeats itself came before."""
 _FALSE_ALARMS = CompareOptions(false_alarm_rate=0.05)
 
 
@@ -35,6 +40,7 @@ class Cell(NamedTuple):
 
     temperature: float
     draft_length: int
+    num_prompts: int
     length: Figure
     """Acceptance length: ``base`` before, ``new`` after."""
 
@@ -82,19 +88,17 @@ def judge(
         ServerError: An engine failed.
     """
     size = EngineSize(model, MAX_MODEL_LEN, CONCURRENCY, "auto", _KV_CACHE_MIB)
-    settings = [
-        Sampling(length, temperature, ANSWER_TOKENS)
-        for temperature in TEMPERATURES
-        for length in draft_lengths
-    ]
     longest = {"num_speculative_tokens": max(draft_lengths)}
     found: dict[str, list[EvalFile]] = {}
+    settings: list[tuple[Sequence[Prompt], Sampling]] = []
     for name, config in heads.items():
         with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
             metrics = {"per_request_spec_decode_metrics": "detailed"}
             engine = group.launch(name, {**config, **longest}, size, logs, **metrics)
             engine.answer(START_TIMEOUT_S)
-            found[name] = list(_evaluations(engine, model, prompts, settings))
+            if not settings:
+                settings = _settings(engine, prompts, draft_lengths)
+            found[name] = [_evaluate(engine, model, *each) for each in settings]
     cells = []
     for before, after in zip(found[BEFORE], found[AFTER], strict=True):
         for name, file in ((BEFORE, before), (AFTER, after)):
@@ -102,46 +106,75 @@ def judge(
             with replacing(folder / f"eval-{setting}-{name}.json") as pending:
                 pending.write_text(file.model_dump_json() + "\n", encoding="utf-8")
         length = compare(before, after, _FALSE_ALARMS).figures[0]
-        cells.append(Cell(before.temperature, int(before.draft_length), length))
+        cells.append(
+            Cell(
+                before.temperature,
+                int(before.draft_length),
+                len(before.records),
+                length,
+            )
+        )
     verdict = Verdict(cells)
     print_verdict(verdict, console)
     return verdict
 
 
-def _evaluations(
-    engine: EngineProcess,
-    model: str,
-    prompts: Sequence[Prompt],
-    settings: Sequence[Sampling],
-) -> Iterator[EvalFile]:
-    for sampling in settings:
-        start_s = perf_counter()
-        backend = EngineBackend(engine, sampling, CONCURRENCY, MAX_MODEL_LEN)
-        records = {
-            prompt.id: record_of(
-                prompt,
-                answer.metrics,
-                sampling.draft_length,
-                answer.num_tokens,
-                answer.seconds,
-            )
-            for prompt, answer in backend.answers(prompts)
-        }
-        yield EvalFile(
-            model=Path(model).name if Path(model).is_dir() else model,
-            prompts_sha256=fingerprint_of(list(prompts)),
-            draft_length=sampling.draft_length or 0,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seconds=perf_counter() - start_s,
-            records=tuple(records[prompt.id] for prompt in prompts),
-            provenance=collect_provenance(sys.argv),
+def _settings(
+    engine: EngineProcess, prompts: Sequence[Prompt], draft_lengths: Sequence[int]
+) -> list[tuple[Sequence[Prompt], Sampling]]:
+    """Prompts to be answered in each way."""
+    greedy = Sampling(draft_lengths[0], 0.0, ANSWER_TOKENS)
+    backend = EngineBackend(engine, greedy, CONCURRENCY, MAX_MODEL_LEN)
+    answers = {prompt.id: answer for prompt, answer in backend.answers(prompts)}
+    fresh = [p for p in prompts if not repeats_itself(answers[p.id].token_ids)]
+    return [
+        (
+            fresh if temperature == 0 else prompts,
+            Sampling(k, temperature, ANSWER_TOKENS),
         )
+        for temperature in TEMPERATURES
+        for k in draft_lengths
+        if fresh or temperature
+    ]
+
+
+def repeats_itself(token_ids: Sequence[int]) -> bool:
+    """Whether much of an answer has been in it before."""
+    ends = range(_GRAM, len(token_ids) + 1)
+    grams = [tuple(token_ids[end - _GRAM : end]) for end in ends]
+    return len(grams) - len(set(grams)) > _MAX_REPEATED * len(grams)
+
+
+def _evaluate(
+    engine: EngineProcess, model: str, prompts: Sequence[Prompt], sampling: Sampling
+) -> EvalFile:
+    start_s = perf_counter()
+    backend = EngineBackend(engine, sampling, CONCURRENCY, MAX_MODEL_LEN)
+    records = {
+        prompt.id: record_of(
+            prompt,
+            answer.metrics,
+            sampling.draft_length,
+            answer.num_tokens,
+            answer.seconds,
+        )
+        for prompt, answer in backend.answers(prompts)
+    }
+    return EvalFile(
+        model=Path(model).name if Path(model).is_dir() else model,
+        prompts_sha256=fingerprint_of(list(prompts)),
+        draft_length=sampling.draft_length or 0,
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        seconds=perf_counter() - start_s,
+        records=tuple(records[prompt.id] for prompt in prompts),
+        provenance=collect_provenance(sys.argv),
+    )
 
 
 def print_verdict(verdict: Verdict, console: Console) -> None:
     """A table and a sentence."""
-    table = Table("temperature", "K", "acceptance length", "gain", "interval", "")
+    table = Table("temperature", "K", "prompts", "acceptance length", "gain", "", "")
     for cell in verdict.cells:
         length = cell.length
         low, high = (bound / length.base for bound in length.interval)
@@ -149,6 +182,7 @@ def print_verdict(verdict: Verdict, console: Console) -> None:
         table.add_row(
             f"{cell.temperature:g}",
             str(cell.draft_length),
+            str(cell.num_prompts),
             f"{length.base:.2f} -> {length.new:.2f}",
             f"{length.new / length.base - 1:+.1%}",
             f"{low:+.1%} .. {high:+.1%}",
