@@ -195,11 +195,13 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=not is_cpu)
 
     @torch.no_grad()
-    def measure(self, max_batches: int = 64) -> Measured:
-        """On held-out texts."""
+    def measure(self, max_drafts: int = 2**15) -> Measured:
+        """On held-out texts, until there are so many drafts."""
         plan, sums = self.plan, torch.zeros(self.plan.num_steps, 3)
         num_drafts, weights = 0.0, torch.ones(plan.num_steps, device=self.device)
-        for windows in self.held_out.of_epoch(0)[:max_batches]:
+        for windows in self.held_out.of_epoch(0):
+            if num_drafts >= max_drafts:
+                break
             batch = self._read(self.held_out, windows)
             with self._autocast():
                 found = draft_losses(
