@@ -74,7 +74,7 @@ class Checkpoint:
     def target(
         self, device: torch.device, drafted: torch.Tensor | None = None
     ) -> Target:
-        """Embeddings, head and final norm.
+        """Embeddings, head and final norm, in float32 on a CPU, else in bfloat16.
 
         Args:
             device: Where to.
@@ -88,8 +88,11 @@ class Checkpoint:
         if not family.trunk_is_normed:
             norm = _norm_like(family, self.text_config)
             norm.get_parameter("weight").data = self.tensor(f"{trunk}norm.weight")
-        made = Target(embedding, Head(head.to(device), drafted), norm)
-        return made.to(device)
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        if drafted is not None:
+            drafted = drafted.to(device)
+        made = Target(embedding, Head(head.to(device, dtype), drafted), norm)
+        return made.to(device, dtype)
 
     def drafter(self, checkpoints: bool, loads: bool = True) -> Drafter:
         """The MTP layers, in float32 on the CPU.

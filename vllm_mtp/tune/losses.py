@@ -46,8 +46,8 @@ class Head(NamedTuple):
     def target(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[rows, number of tokens that may be drafted]`` float32: the target's
         probabilities, which may add up to less than 1."""
-        weight = self.weight.to(hidden.dtype)
-        probabilities = F.linear(hidden, weight).float().softmax(-1)
+        logits = F.linear(hidden.to(self.weight.dtype), self.weight)
+        probabilities = logits.float().softmax(-1)
         return probabilities if self.drafted is None else probabilities[:, self.drafted]
 
 
@@ -117,14 +117,14 @@ class _Losses(torch.autograd.Function):
         shares = (
             torch.exp(-KL_DECAY * means) if loss == "lk" else torch.ones_like(means)
         )
-        matrix = head.rows.to(hidden.dtype)
+        matrix = head.rows
         num_rows = CHUNK_NUMBERS.get(hidden.device.type, _MANY) // len(head.weight)
         for start in range(0, len(teacher), max(1, num_rows)):
             part = slice(start, start + max(1, num_rows))
             target = _Target(head, teacher[part])
             for step, share in enumerate(shares):
                 counts = weights[step, part]
-                logits = (hidden[step, part] @ matrix.T).float()
+                logits = F.linear(hidden[step, part].to(matrix.dtype), matrix).float()
                 found, slopes = _compare(target, logits, share)
                 gradient[step, part] = (slopes * counts[:, None]).to(
                     matrix.dtype

@@ -135,7 +135,9 @@ class Trainer:
             progress.epoch, progress.batch = progress.epoch + 1, 0
 
     def _read(self, batches: Batches, windows: Sequence[Window]) -> Batch:
-        return Batch(*(tensor.to(self.device) for tensor in batches.read(windows)))
+        batch = Batch(*(tensor.to(self.device) for tensor in batches.read(windows)))
+        # Of the target's dtype, like its embeddings.
+        return batch._replace(hidden=batch.hidden.to(self.target.embedding.dtype))
 
     def _update(self, batch: Batch, weights: torch.Tensor) -> float:
         found = self._backward(batch, weights)
