@@ -114,6 +114,9 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
     """
     from vllm_mtp.tune.checkpoint import Checkpoint
 
+    is_first = int(os.environ.get("RANK", "0")) == 0
+    if not is_first:
+        console = Console(quiet=True)
     if options.data is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             "data: several ranks train on texts that are there already; run without "
@@ -138,7 +141,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
         collect_texts(model, trained_on, answering, texts, token_bytes, console)
     tuning = _train(options, checkpoint, texts, console)
     verdict = None
-    if judged_by and int(os.environ.get("RANK", "0")) == 0:
+    if judged_by and is_first:
         verdict = judge(
             model,
             {"before": speculation(head), "after": speculation(str(options.output))},
@@ -148,7 +151,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
             console,
         )
     _print_measured(tuning, console)
-    if find_spec("matplotlib") is not None:
+    if is_first and find_spec("matplotlib") is not None:
         from vllm_mtp.tune.plots import draw
 
         draw(options.output / RUN_FOLDER / JOURNAL_FILE, options.output / PICTURE)
