@@ -239,7 +239,7 @@ class Trainer:
         unfinished = path.with_suffix(".unfinished")
         torch.save(
             {
-                "plan": self.plan.model_dump(),
+                "decided_by": self._decided_by,
                 "progress": vars(self.progress),
                 "mean_acceptance": self.mean_acceptance,
                 "state": state,
@@ -248,13 +248,18 @@ class Trainer:
         )
         os.replace(unfinished, path)
 
+    @property
+    def _decided_by(self) -> tuple[Any, ...]:
+        num_tokens = sum(window.num_tokens for window in self.trained.windows)
+        return self.plan.model_dump(), num_tokens, self.num_ranks
+
     def resume(self) -> bool:
-        """Go on where a run of the same plan has been saved; False if none was."""
+        """Go on where a run of the same plan and data was saved; False if none was."""
         path = self.folder / f"{self.rank}-{RESUME_FILE}"
         if not path.is_file():
             return False
         saved = torch.load(path, map_location=self.device, weights_only=False)
-        if saved["plan"] != self.plan.model_dump():
+        if saved["decided_by"] != self._decided_by:
             return False
         model, optimizer = saved["state"]
         if self.num_ranks > 1:
