@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from tests.support.families import FAMILIES
+from tests.support.random_checkpoints import ASSISTANT
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -116,15 +117,25 @@ def family_engine(
     """
     from vllm.platforms import current_platform
 
+    from tests.support.vllm_gaps import fill_gaps
+
+    fill_gaps()
     backend = FAMILIES[family_name].cpu_attention_backend
     backend_option = {}
     if backend is not None and current_platform.is_cpu():
         backend_option = {"attention_backend": backend}
     if speculation is not None:
         # The drafter does not inherit the target's backend.
-        arguments["speculative_config"] = backend_option | speculation
+        options = backend_option | assistant_option(model)
+        arguments["speculative_config"] = options | speculation
     with engine(model, **backend_option, **arguments) as llm:
         yield llm
+
+
+def assistant_option(model: Path) -> dict[str, Any]:
+    """Names the checkpoint that drafts, where that is one of its own."""
+    assistant = model / ASSISTANT
+    return {"model": str(assistant)} if assistant.is_dir() else {}
 
 
 def greedy(

@@ -17,7 +17,10 @@ from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.logger import init_logger
-from vllm.transformers_utils.config import get_safetensors_params_metadata
+from vllm.transformers_utils.config import (
+    get_config,
+    get_safetensors_params_metadata,
+)
 
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.load.child import in_child
@@ -50,23 +53,27 @@ _MAX_NAMED = 8
 """Weights with one fault that a sentence names."""
 
 
-def count_mtp_layers(model_config: Any) -> int:
+def count_mtp_layers(
+    model_config: Any, options: Mapping[str, Any] | None = None
+) -> int:
     """Number of MTP layers that the model's config promises.
 
     Args:
         model_config: vLLM's ``ModelConfig`` of the target.
+        options: vLLM's speculative ones, which may name another checkpoint.
 
     Raises:
         ConfigError: the model has none.
     """
-    draft_config = draft_hf_config(model_config)
+    draft_config = draft_hf_config(model_config, options)
     num_layers = getattr(draft_config, "n_predict", None)
     if not isinstance(num_layers, int) or num_layers < 1:
         raise ConfigError(
             f"model {model_config.model!r} ({_architecture(model_config)}) has no MTP "
             f"layers: method {METHOD!r} needs a model that ships them, with at least "
             "one MTP layer in its config.json (for most families "
-            "num_nextn_predict_layers >= 1)."
+            "num_nextn_predict_layers >= 1), or, as Gemma 4 does, in an assistant "
+            "checkpoint that speculative_config.model names."
         )
     return num_layers
 
@@ -229,10 +236,23 @@ def describe(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"{kind}: {', '.join(texts)}"
 
 
-def draft_hf_config(model_config: Any) -> Any:
-    """The config of the draft model that vLLM makes of a target's."""
+def draft_hf_config(
+    model_config: Any, options: Mapping[str, Any] | None = None
+) -> Any:
+    """The config of the draft model that vLLM makes of a target's, or of the checkpoint
+    that its speculative options name."""
+    options = options or {}
+    if options.get("model") is None:
+        hf_config = copy.deepcopy(model_config.hf_config)
+    else:
+        hf_config = get_config(
+            options["model"],
+            trust_remote_code=model_config.trust_remote_code,
+            revision=options.get("revision"),
+            code_revision=options.get("code_revision"),
+        )
     # vLLM rewrites the config in place into that of the draft model.
-    return SpeculativeConfig.hf_config_override(copy.deepcopy(model_config.hf_config))
+    return SpeculativeConfig.hf_config_override(hf_config)
 
 
 def _architecture(model_config: Any) -> str:

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.child import in_child
+from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,
@@ -98,6 +99,7 @@ def weight_facts(model: str, num_mtp_layers: int) -> WeightFacts | str:
         ).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         return f"vLLM does not serve it on this machine: {_first_line(error)}"
+    restore_layer_types(config)
     tried = checkpoint.try_loading(config, headers)
     if isinstance(tried, str):
         return f"vLLM's draft model cannot be tried: {tried}"
