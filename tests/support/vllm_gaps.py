@@ -34,11 +34,11 @@ def _build_sparse_attention() -> None:
     choose = CpuPlatform.get_attn_backend_cls.__func__
 
     def get_attn_backend_cls(
-        cls: Any, selected: Any, wanted: Any, *args: Any, **kwargs: Any
+        cls: Any, selected_backend: Any, attn_selector_config: Any, num_heads: Any
     ) -> str:
-        if wanted.use_sparse:
+        if attn_selector_config.use_sparse:
             return "vllm.v1.attention.backends.mla.xpu_mla_sparse.XPUMLASparseBackend"
-        return choose(cls, selected, wanted, *args, **kwargs)
+        return choose(cls, selected_backend, attn_selector_config, num_heads)
 
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
 

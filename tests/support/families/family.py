@@ -18,7 +18,7 @@ class Family:
 
     name: str
     config: Mapping[str, Any]
-    """``config.json`` without the keys that all families share, or with other values."""
+    """``config.json`` without the keys that all families share, or with its own."""
     draw_trunk_layer: Callable[[WeightDrawer, int], None]
     """Draws decoder layer ``index`` of the target."""
     draw_mtp_layer: Callable[[WeightDrawer, int], None]

@@ -16,6 +16,7 @@ from tests.support.families.weights import (
     draw_experts,
     draw_grouped_query_attention,
     draw_mlp,
+    draw_norms,
 )
 
 NUM_HEADS, NUM_KV_HEADS, NUM_SLIDING_KV_HEADS, HEAD_DIM = 4, 1, 2, 32
@@ -71,9 +72,9 @@ def _draw_attention(
 
 
 def _draw_trunk_layer(weights: WeightDrawer, index: int, *, is_fused: bool) -> None:
-    prefix, slides = f"model.layers.{index}", bool(CONFIG["hybrid_layer_pattern"][index])
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        weights.vector(f"{prefix}.{norm}.weight", HIDDEN_SIZE, mean=1.0)
+    prefix = f"model.layers.{index}"
+    slides = bool(CONFIG["hybrid_layer_pattern"][index])
+    draw_norms(weights, prefix, HIDDEN_SIZE)
     _draw_attention(weights, f"{prefix}.self_attn", slides=slides, is_fused=is_fused)
     if not CONFIG["moe_layer_freq"][index]:
         draw_mlp(weights, f"{prefix}.mlp", HIDDEN_SIZE, INNER)

@@ -236,9 +236,7 @@ def describe(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"{kind}: {', '.join(texts)}"
 
 
-def draft_hf_config(
-    model_config: Any, options: Mapping[str, Any] | None = None
-) -> Any:
+def draft_hf_config(model_config: Any, options: Mapping[str, Any] | None = None) -> Any:
     """The config of the draft model that vLLM makes of a target's, or of the checkpoint
     that its speculative options name."""
     options = options or {}
