@@ -32,6 +32,7 @@ from vllm_mtp.integration.load.dry_load import dry_load
 from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.weight_health import Header
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
+from vllm_mtp.tools.doctor import TRIED_FAMILIES
 
 MTP = "model.mtp_layers.0."
 O_PROJ = f"{MTP}self_attn.o_proj.weight"
@@ -163,6 +164,16 @@ def test_every_weight_that_is_lost_or_has_another_shape_is_named(
     headers = find_headers(str(drafting_checkpoint(tmp_path / family)), None)
     for ask in (lose_each, bend_each):
         assert in_child(partial(ask, config, headers, own)) == []
+
+
+def test_the_doctor_knows_which_families_are_run(tmp_path: Path) -> None:
+    architectures = set()
+    for family in FAMILIES:
+        written(tmp_path / family, family, FAMILIES[family].num_mtp_layers)
+        config = vllm_config(tmp_path / family)
+        (architecture,) = config.speculative_config.draft_model_config.architectures
+        architectures.add(architecture)
+    assert architectures == TRIED_FAMILIES
 
 
 def test_weights_and_scales_of_a_quantized_layer_are_named(tmp_path: Path) -> None:
