@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine_jobs import Jobs, run_jobs
-from tests.support.engines import ENGINE_ARGUMENTS, assistant_option
+from tests.support.engines import (
+    ENGINE_ARGUMENTS,
+    assistant_option,
+    backend_option,
+)
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 
 DRAFTERS = {
@@ -21,9 +25,10 @@ SCRIPT = [2, 0, 0, 0, 0, 3]
 @pytest.mark.parametrize("family", DRAFTERS)
 def test_v2_equals_no_speculation(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family)
+    backend = backend_option(family)
     options = {"method": "mtp_plus", "num_speculative_tokens": 3}
-    options |= assistant_option(model)
-    plain = ENGINE_ARGUMENTS | {"max_num_batched_tokens": 256}
+    options |= backend | assistant_option(model)
+    plain = ENGINE_ARGUMENTS | backend | {"max_num_batched_tokens": 256}
     jobs = Jobs(
         str(model),
         random_prompts(3),

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 is not run here: what a start makes of its config, and how far K goes."""
+"""DeepSeek-V3.2, which is not run here: what a start makes of its config."""
 
 from collections.abc import Collection
 from pathlib import Path

@@ -115,21 +115,25 @@ def family_engine(
         speculation: speculative config; ``None`` for no speculation.
         **arguments: of ``vllm.LLM``.
     """
-    from vllm.platforms import current_platform
-
     from tests.support.vllm_gaps import fill_gaps
 
     fill_gaps()
-    backend = FAMILIES[family_name].cpu_attention_backend
-    backend_option = {}
-    if backend is not None and current_platform.is_cpu():
-        backend_option = {"attention_backend": backend}
+    backend = backend_option(family_name)
     if speculation is not None:
         # The drafter does not inherit the target's backend.
-        options = backend_option | assistant_option(model)
+        options = backend | assistant_option(model)
         arguments["speculative_config"] = options | speculation
-    with engine(model, **backend_option, **arguments) as llm:
+    with engine(model, **backend, **arguments) as llm:
         yield llm
+
+
+def backend_option(family_name: str) -> dict[str, Any]:
+    """Of an engine and of a drafter: the attention backend to insist on."""
+    from vllm.platforms import current_platform
+
+    backend = FAMILIES[family_name].cpu_attention_backend
+    insists = backend is not None and current_platform.is_cpu()
+    return {"attention_backend": backend} if insists else {}
 
 
 def assistant_option(model: Path) -> dict[str, Any]:
