@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from tests.support.engines import (
     DraftCounts,
@@ -158,11 +159,14 @@ def test_scrub_mode_of_several_mtp_layers_is_refused(
     family: str, tmp_path: Path
 ) -> None:
     model = write_checkpoint(tmp_path, family)
-    with (
-        pytest.raises(ConfigError, match=r"kv_rollback='scrub' is not allowed"),
-        family_engine(model, family, FIXED | {"kv_rollback": "scrub"}),
-    ):
-        pass
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"kv_rollback='scrub' is not allowed"),
+            family_engine(model, family, FIXED | {"kv_rollback": "scrub"}),
+        ):
+            pass
+    finally:
+        cleanup_dist_env_and_memory()  # of a worker that has begun to start
 
 
 def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
