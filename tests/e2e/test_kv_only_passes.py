@@ -13,12 +13,13 @@ import torch
 from tests.support.drafter_passes import Passes, drafter_of, watch_passes
 from tests.support.engine_jobs import accepted_by_step
 from tests.support.engines import engine, family_engine, greedy
-from tests.support.families import FAMILIES
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.watch import play_script
 from vllm_mtp.integration.worker import draft_model_gate
 
+FAMILIES = ("mimo", "deepseek_v3", "glm4_moe", "ernie45_moe", "mimo_v2_flash")
+"""Of every kind of attention and of MLP."""
 SPECULATION = {"method": "mtp_plus", "num_speculative_tokens": 3}
 
 

@@ -82,7 +82,8 @@ def test_a_lost_part_has_the_name_that_another_layer_gives_it() -> None:
     lost = tried(Model(), shapes | {"model.layers.1.k": (1, 4)})
     assert lost.missing == []  # the other layer's fits as well, and vLLM takes it
     lost = tried(Model(), shapes)
-    assert (lost.missing, lost.nameless) == ([], [])  # nothing names it
+    assert lost.missing == []  # nothing in the checkpoint names it
+    assert lost.nameless == ["qk"]
 
 
 def test_a_parameter_without_a_name_is_called_as_vllm_does() -> None:
@@ -93,6 +94,21 @@ def test_a_parameter_without_a_name_is_called_as_vllm_does() -> None:
     shapes = {name: shape for name, shape in WHOLE.items() if name != "scale"}
     assert tried(Renamed(), shapes).missing == ["scale"]
     assert tried(Renamed(), shapes | {"factor": (1,)}).own[-1] == "factor"
+
+
+def test_a_lost_part_has_the_name_of_the_module_it_belongs_to() -> None:
+    whole = {"mtp.block.0.q": (2, 4), "mtp.block.0.k": (1, 4), "scale": (1,)}
+    trunk = {"model.layers.0.attention.0.k": (1, 4)}
+
+    class Buried(Model):
+        def load(self, name: str, tensor: torch.Tensor) -> None:
+            if not name.startswith("model."):
+                assert name in whole
+                super().load(name, tensor)
+
+    shapes = {name: shape for name, shape in whole.items() if name != "mtp.block.0.k"}
+    assert tried(Buried(), whole | trunk).is_whole
+    assert tried(Buried(), shapes | trunk).missing == ["mtp.block.0.k"]
 
 
 def test_what_has_no_place_is_told_from_what_has_another_shape() -> None:

@@ -4,6 +4,7 @@ Greedy, float32, token by token, on random checkpoints whose drafts are sometime
 accepted and sometimes rejected (``tests/support/random_checkpoints.py``).
 """
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from tests.support.engines import (
     DraftCounts,
@@ -26,23 +28,17 @@ from vllm_mtp.integration.cpu import int8_weights
 
 MAX_TOKENS = 28
 NO_SPECULATION = "none"
-
-SPECULATIONS: dict[str, dict[str, Any] | None] = {
-    NO_SPECULATION: None,
-    "fixed": {"method": "mtp_plus", "controller": "fixed"},
-    "random_k": {
-        "method": "mtp_plus",
-        "num_speculative_tokens": 5,
-        "controller": "random",
-    },
-}
+FIXED = {"method": "mtp_plus", "controller": "fixed"}
+RANDOM = {"method": "mtp_plus", "controller": "random"}
+MAX_RANDOM_DRAFTS = 5
 
 
 class Run(NamedTuple):
-    """What an engine wrote and how its drafts fared."""
+    """What an engine wrote, how its drafts fared, and what lay in its KV cache."""
 
     outputs: list[list[int]]
     counts: DraftCounts
+    watch: SlotWatch | None
 
 
 Runner = Callable[[str, str], Run]
@@ -52,6 +48,21 @@ SHARED_PREFIX = list(range(100, 180))
 """Fills two blocks of the KV cache, so the last prompt finds them there."""
 
 PROMPTS = [[*SHARED_PREFIX, 1], *random_prompts(8), [*SHARED_PREFIX, 2]]
+
+
+def can_scrub(family: str) -> bool:
+    """Not what several MTP layers have written."""
+    return FAMILIES[family].num_mtp_layers == 1
+
+
+def random_options(family: str) -> dict[str, Any]:
+    """K is random in each step, 0 as well; rejected slots are scrubbed."""
+    if not can_scrub(family):
+        return RANDOM
+    return RANDOM | {
+        "num_speculative_tokens": MAX_RANDOM_DRAFTS,
+        "kv_rollback": "scrub",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +75,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
     @cache
     def decode(family: str, speculation: str) -> Run:
-        options = SPECULATIONS[speculation]
-        with pytest.MonkeyPatch.context() as patch:
-            if speculation == "random_k":
-                # These models are small: drafts from weights in 8 bits all the same.
-                patch.setattr(int8_weights, "MIN_WEIGHTS", 1)
-            with family_engine(checkpoint(family), family, options) as llm:
-                return Run(greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm))
+        if speculation == "random_k":
+            return decode_watched(checkpoint(family), family)
+        options = None if speculation == NO_SPECULATION else FIXED
+        with family_engine(checkpoint(family), family, options) as llm:
+            return Run(greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm), None)
 
     return decode
+
+
+def decode_watched(model: Path, family: str) -> Run:
+    """With a random K, looking after every step at what is in the KV cache."""
+    memory = {"kv_cache_memory_bytes": 4 * 2**20}  # the watch reads all of it
+    with pytest.MonkeyPatch.context() as patch:
+        # These models are small: drafts from weights in 8 bits all the same.
+        patch.setattr(int8_weights, "MIN_WEIGHTS", 1)
+        with family_engine(model, family, random_options(family), **memory) as llm:
+            watch = SlotWatch(llm) if can_scrub(family) else None
+            outputs = generate_watched(llm, PROMPTS, MAX_TOKENS, watch)
+            return Run(list(outputs.values()), draft_counts(llm), watch)
 
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -123,48 +144,61 @@ def test_random_controller_varies_the_draft_length(family: str, run: Runner) -> 
     assert counts.num_drafts < counts.num_draft_tokens < 4 * counts.num_drafts
 
 
-@families
+@pytest.mark.parametrize("family", filter(can_scrub, FAMILIES))
 def test_scrub_mode_leaves_no_rejected_slot_in_any_cache_layout(
-    family: str, run: Runner, tmp_path: Path
+    family: str, run: Runner
 ) -> None:
-    model = write_checkpoint(tmp_path, family)
-    scrub = SPECULATIONS["random_k"] | {"kv_rollback": "scrub"}
-    with family_engine(model, family, scrub, kv_cache_memory_bytes=4 * 2**20) as llm:
-        watch = SlotWatch(llm)
-        outputs = generate_watched(llm, PROMPTS, MAX_TOKENS, watch)
-        counts = draft_counts(llm)
+    _, counts, watch = run(family, "random_k")
     assert counts.num_rejected_tokens > 20
     assert watch.num_checked_slots > 500
     assert watch.violations == []
-    assert list(outputs.values()) == run(family, NO_SPECULATION).outputs
+
+
+@pytest.mark.parametrize("family", itertools.filterfalse(can_scrub, FAMILIES))
+def test_scrub_mode_of_several_mtp_layers_is_refused(
+    family: str, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path, family)
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"kv_rollback='scrub' is not allowed"),
+            family_engine(model, family, FIXED | {"kv_rollback": "scrub"}),
+        ):
+            pass
+    finally:
+        cleanup_dist_env_and_memory()  # of a worker that has begun to start
 
 
 def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
     run: Runner, tmp_path: Path
 ) -> None:
     model = write_checkpoint(tmp_path, "mimo", mtp_weights="shuffled")
-    with family_engine(model, "mimo", SPECULATIONS["fixed"]) as llm:
+    with family_engine(model, "mimo", FIXED) as llm:
         outputs, counts = greedy(llm, PROMPTS, MAX_TOKENS), draft_counts(llm)
     assert counts.num_drafts > 0
     assert counts.acceptance_rate < 0.05, counts
     assert outputs == run("mimo", NO_SPECULATION).outputs
 
 
-@families
+@pytest.mark.parametrize(
+    "family", [name for name, each in FAMILIES.items() if not each.assistant_config]
+)
 def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, mtp_weights="missing")
     with (
-        pytest.raises(ConfigError, match=r"files: missing: model"),
-        family_engine(model, family, SPECULATIONS["fixed"]),
+        pytest.raises(ConfigError, match=r"files: missing: [a-z]+\."),
+        family_engine(model, family, FIXED),
     ):
         pass
 
 
-@families
+@pytest.mark.parametrize(
+    "family", [name for name, each in FAMILIES.items() if each.counts_mtp_layers]
+)
 def test_model_without_mtp_layers_is_refused(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, num_mtp_layers=0)
     with (
         pytest.raises(ConfigError, match="has no MTP layers"),
-        family_engine(model, family, SPECULATIONS["fixed"]),
+        family_engine(model, family, FIXED),
     ):
         pass

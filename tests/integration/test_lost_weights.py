@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 
-from tests.support.engines import engine
-from tests.support.families import FAMILIES
+from tests.support.engines import assistant_option, engine
+from tests.support.families import FAMILIES, NOT_RUN
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.qwen3_next import write_headers
 from tests.support.random_checkpoints import write_checkpoint
+from tests.support.vllm_gaps import fill_gaps
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load import checkpoint, dry_build, engine_args
 from vllm_mtp.integration.load.child import in_child
@@ -28,13 +29,16 @@ from vllm_mtp.integration.load.doctor import weight_facts
 from vllm_mtp.integration.load.dry_build import draft_model_on_meta
 from vllm_mtp.integration.load.dry_load import dry_load
 from vllm_mtp.integration.load.headers import find_headers
+from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.weight_health import Header
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
+from vllm_mtp.tools.doctor import TRIED_FAMILIES
 
 MTP = "model.mtp_layers.0."
 O_PROJ = f"{MTP}self_attn.o_proj.weight"
 Q_PROJ = f"{MTP}self_attn.q_proj.weight"
 INPUT_PROJ = f"{MTP}input_proj.weight"
+KNOWN = FAMILIES | NOT_RUN
 Tensors = dict[str, torch.Tensor]
 Headers = dict[str, Header]
 
@@ -70,14 +74,25 @@ def written(folder: Path, family: str, num_mtp_layers: int) -> list[str]:
     if family == "bundled":
         shutil.copytree(BUNDLED_CHECKPOINT, folder)
         return [name for name in find_headers(str(folder), None) if MTP in name]
+    fill_gaps()
     write_checkpoint(folder, family, num_mtp_layers=num_mtp_layers)
+    known = KNOWN[family]
+    if known.assistant_config is not None:
+        own = find_headers(str(drafting_checkpoint(folder)), None)
+        # Of Gemma 4: buffers, which are 1 if nothing is loaded into them.
+        return [name for name in own if not name.endswith("layer_scalar")]
     return [
         name
         for name in find_headers(str(folder), None)
-        if FAMILIES[family].is_mtp_weight(name)
+        if known.is_mtp_weight(name)
         # Of DeepSeek and GLM; the target's are used.
         and not name.endswith(("embed_tokens.weight", "shared_head.head.weight"))
     ]
+
+
+def drafting_checkpoint(folder: Path) -> Path:
+    """Where the MTP layers' weights are."""
+    return Path(assistant_option(folder).get("model", folder))
 
 
 def quantized(headers: Headers) -> Headers:
@@ -94,9 +109,13 @@ def quantized(headers: Headers) -> Headers:
 def vllm_config(folder: Path, num_mtp_layers: int = 1) -> Any:
     """As vLLM makes it, for its own method."""
     speculative = {"method": "mtp", "num_speculative_tokens": num_mtp_layers}
-    return EngineArgs(
-        model=str(folder), max_model_len=64, speculative_config=speculative
+    config = EngineArgs(
+        model=str(folder),
+        max_model_len=64,
+        speculative_config=speculative | assistant_option(folder),
     ).create_engine_config()
+    restore_layer_types(config)
+    return config
 
 
 def lose_each(config: Any, headers: Headers, own: list[str]) -> list[Any]:
@@ -132,16 +151,29 @@ def bend_each(config: Any, headers: Headers, own: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("family", "num_mtp_layers"),
-    [*((family, 1) for family in (*FAMILIES, "qwen3_next", "bundled")), ("mimo", 2)],
+    [
+        *((name, family.num_mtp_layers) for name, family in KNOWN.items()),
+        *(("qwen3_next", 1), ("bundled", 1), ("mimo", 2)),
+    ],
 )
 def test_every_weight_that_is_lost_or_has_another_shape_is_named(
     family: str, num_mtp_layers: int, tmp_path: Path
 ) -> None:
     own = written(tmp_path / family, family, num_mtp_layers)
     config = vllm_config(tmp_path / family, num_mtp_layers)
-    headers = find_headers(str(tmp_path / family), None)
+    headers = find_headers(str(drafting_checkpoint(tmp_path / family)), None)
     for ask in (lose_each, bend_each):
         assert in_child(partial(ask, config, headers, own)) == []
+
+
+def test_the_doctor_knows_which_families_are_run(tmp_path: Path) -> None:
+    architectures = set()
+    for family in FAMILIES:
+        written(tmp_path / family, family, FAMILIES[family].num_mtp_layers)
+        config = vllm_config(tmp_path / family)
+        (architecture,) = config.speculative_config.draft_model_config.architectures
+        architectures.add(architecture)
+    assert architectures == TRIED_FAMILIES
 
 
 def test_weights_and_scales_of_a_quantized_layer_are_named(tmp_path: Path) -> None:

@@ -123,7 +123,10 @@ def prepare_v2() -> None:
 
 def run_in_fork(order: dict[str, Any]) -> None:
     """Run jobs in this process, which may be changed by them for good."""
+    from tests.support.vllm_gaps import fill_gaps
+
     jobs = Jobs(**order["jobs"])
+    fill_gaps()
     os.environ.update(jobs.environment)
     _fork_workers()
     results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]

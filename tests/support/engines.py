@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from tests.support.families import FAMILIES
+from tests.support.random_checkpoints import ASSISTANT
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -114,17 +115,31 @@ def family_engine(
         speculation: speculative config; ``None`` for no speculation.
         **arguments: of ``vllm.LLM``.
     """
+    from tests.support.vllm_gaps import fill_gaps
+
+    fill_gaps()
+    backend = backend_option(family_name)
+    if speculation is not None:
+        # The drafter does not inherit the target's backend.
+        options = backend | assistant_option(model)
+        arguments["speculative_config"] = options | speculation
+    with engine(model, **backend, **arguments) as llm:
+        yield llm
+
+
+def backend_option(family_name: str) -> dict[str, Any]:
+    """Of an engine and of a drafter: the attention backend to insist on."""
     from vllm.platforms import current_platform
 
     backend = FAMILIES[family_name].cpu_attention_backend
-    backend_option = {}
-    if backend is not None and current_platform.is_cpu():
-        backend_option = {"attention_backend": backend}
-    if speculation is not None:
-        # The drafter does not inherit the target's backend.
-        arguments["speculative_config"] = backend_option | speculation
-    with engine(model, **backend_option, **arguments) as llm:
-        yield llm
+    insists = backend is not None and current_platform.is_cpu()
+    return {"attention_backend": backend} if insists else {}
+
+
+def assistant_option(model: Path) -> dict[str, Any]:
+    """Names the checkpoint that drafts, where that is one of its own."""
+    assistant = model / ASSISTANT
+    return {"model": str(assistant)} if assistant.is_dir() else {}
 
 
 def greedy(

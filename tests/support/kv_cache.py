@@ -64,6 +64,22 @@ def _locate_slots(worker: Any) -> dict[str, LayerBytes]:
     return located
 
 
+class Group(NamedTuple):
+    """A layer's cache group, whose blocks have a size of their own."""
+
+    number: int
+    block_size: int
+
+
+def _groups_of_layers(worker: Any) -> dict[str, Group]:
+    groups = worker.model_runner.kv_cache_config.kv_cache_groups
+    return {
+        name: Group(number, group.kv_cache_spec.block_size)
+        for number, group in enumerate(groups)
+        for name in group.layer_names
+    }
+
+
 class Pending(NamedTuple):
     """What the MTP layers have not read because drafting was disabled."""
 
@@ -96,11 +112,23 @@ def _find_pending(worker: Any) -> Pending:
     return Pending(frozenset(layers), positions)
 
 
+NULL_BLOCK = 0
+"""In the place of blocks that a sliding window has left behind."""
+
+
 class Owner(NamedTuple):
     """A running request between two steps."""
 
-    blocks: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    """Of each cache group."""
     num_committed_tokens: int
+
+    def still_has(self, blocks: tuple[int, ...], group: int) -> bool:
+        """Whether these blocks are those that it has, or had until it left them."""
+        pairs = zip(blocks, self.blocks[group], strict=False)
+        return len(blocks) <= len(self.blocks[group]) and all(
+            now in (NULL_BLOCK, then) for then, now in pairs
+        )
 
 
 class SlotWatch:
@@ -112,7 +140,7 @@ class SlotWatch:
     def __init__(self, llm: Any) -> None:
         self._llm = llm
         self._reader = CacheReader(llm)
-        self._block_size = llm.llm_engine.vllm_config.cache_config.block_size
+        (self._groups,) = llm.collective_rpc(_groups_of_layers)
         self._before = self._reader.read()
         self._pending = self._pending_before = Pending(frozenset(), {})
         self._owners: dict[str, Owner] = {}
@@ -137,22 +165,36 @@ class SlotWatch:
         self._owners = owners
         self._before = now
         self._pending_before = self._pending
-        owned = {(name, b) for name, owner in owners.items() for b in owner.blocks}
+        owned = {
+            (name, block)
+            for name, owner in owners.items()
+            for blocks in owner.blocks
+            for block in blocks
+        }
         self._inherited = {k: v for k, v in self._inherited.items() if k in owned}
 
-    def _slots(self, blocks: Iterable[int]) -> torch.Tensor:
+    def _slots(self, blocks: Iterable[int], name: str) -> torch.Tensor:
+        block_size = self._groups[name].block_size
         first = torch.tensor(list(blocks), dtype=torch.int64)[:, None]
-        return (first * self._block_size + torch.arange(self._block_size)).flatten()
+        return (first * block_size + torch.arange(block_size)).flatten()
+
+    def _is_kept(self, slots: torch.Tensor, name: str) -> torch.Tensor:
+        return slots // self._groups[name].block_size != NULL_BLOCK
 
     def _check_committed(
         self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
     ) -> None:
         last = self._owners.get(request_id)
-        if last is None or owner.blocks[: len(last.blocks)] != last.blocks:
-            return  # new, or preempted in between: nothing is kept
-        committed = self._slots(last.blocks)[: last.num_committed_tokens]
+        if last is None:
+            return
         for name, content in now.items():
-            slots = committed[self._read_by(name, request_id, len(committed))]
+            group = self._groups[name].number
+            if not owner.still_has(last.blocks[group], group):
+                continue  # preempted in between: nothing is kept
+            blocks = owner.blocks[group][: len(last.blocks[group])]
+            committed = self._slots(blocks, name)[: last.num_committed_tokens]
+            read = self._read_by(name, request_id, len(committed))
+            slots = committed[read & self._is_kept(committed, name)]
             self.num_committed_slots += len(slots)
             if not content[slots].any(1).all():
                 self._report(request_id, name, "a committed slot is empty")
@@ -173,17 +215,17 @@ class SlotWatch:
     def _check_rejected(
         self, request_id: str, owner: Owner, now: dict[str, torch.Tensor]
     ) -> None:
-        blocks = owner.blocks
-        for block in blocks:
+        for block in {block for blocks in owner.blocks for block in blocks}:
             if (request_id, block) not in self._inherited:
-                slots = self._slots([block])
                 self._inherited[request_id, block] = {
-                    name: content[slots] for name, content in self._before.items()
+                    name: content[self._slots([block], name)]
+                    for name, content in self._before.items()
                 }
-        slots = self._slots(owner.blocks)
         for name, content in now.items():
-            kept = torch.zeros(len(slots), dtype=torch.bool)
-            kept[: owner.num_committed_tokens] = self._read_by(
+            blocks = owner.blocks[self._groups[name].number]
+            slots = self._slots(blocks, name)
+            kept = ~self._is_kept(slots, name)
+            kept[: owner.num_committed_tokens] |= self._read_by(
                 name, request_id, owner.num_committed_tokens
             )
             free = slots[~kept]
@@ -212,8 +254,10 @@ def scheduler_owners(llm: Any) -> dict[str, Owner]:
     scheduler = scheduler_of(llm)
     owners = {}
     for request in scheduler.running:
-        (blocks,) = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-        owners[request.request_id] = Owner(tuple(blocks), request.num_computed_tokens)
+        blocks = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        owners[request.request_id] = Owner(
+            tuple(map(tuple, blocks)), request.num_computed_tokens
+        )
     return owners
 
 
@@ -259,7 +303,8 @@ def _worker_owners(
     block_size = runner.cache_config.block_size
     return {
         request_id: Owner(
-            tuple(table[row, : -(-(length + lookahead) // block_size)].tolist()), length
+            (tuple(table[row, : -(-(length + lookahead) // block_size)].tolist()),),
+            length,
         )
         for row, (request_id, length) in enumerate(
             zip(request_ids, committed.tolist(), strict=True)

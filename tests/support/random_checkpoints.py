@@ -14,7 +14,7 @@ the drafts are accepted, and which ones depends on the context through the KV ca
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from tests.support.families import FAMILIES
+from tests.support.families import FAMILIES, NOT_RUN
 from tests.support.families.family import (
     HIDDEN_SIZE,
     MAX_POSITION,
@@ -44,11 +44,15 @@ MTPWeights = Literal["agreeing", "shuffled", "missing"]
 """
 
 
+ASSISTANT = "assistant"
+"""Folder of the checkpoint that drafts, within the target's."""
+
+
 def write_checkpoint(
     folder: Path,
     family_name: str,
     *,
-    num_mtp_layers: int = 1,
+    num_mtp_layers: int | None = None,
     mtp_weights: MTPWeights = "agreeing",
     seed: int = 0,
 ) -> Path:
@@ -56,8 +60,9 @@ def write_checkpoint(
 
     Args:
         folder: created if it does not exist.
-        family_name: a key of ``FAMILIES``.
-        num_mtp_layers: 0 gives a checkpoint without MTP layers, in config and weights.
+        family_name: a key of ``FAMILIES`` or ``NOT_RUN``.
+        num_mtp_layers: 0 gives a checkpoint without MTP layers, in config and weights;
+            None as many as the family's are tested with.
         mtp_weights: health of the MTP layers' weights.
         seed: of the weights; the target's do not depend on the other arguments.
 
@@ -67,7 +72,9 @@ def write_checkpoint(
     Raises:
         ValueError: more MTP layers than vLLM can load for this family.
     """
-    family = FAMILIES[family_name]
+    family = (FAMILIES | NOT_RUN)[family_name]
+    if num_mtp_layers is None:
+        num_mtp_layers = family.num_mtp_layers
     if not 0 <= num_mtp_layers <= family.max_mtp_layers:
         raise ValueError(
             f"num_mtp_layers={num_mtp_layers}: {family_name} allows 0 to "
@@ -81,9 +88,22 @@ def write_checkpoint(
         weights = {name: weights[name] for name in weights.keys() - set(mtp_names)}
     elif mtp_weights == "shuffled":
         _shuffle(weights, mtp_names, seed)
+    if family.assistant_config is not None:
+        names = [name for name in weights if family.is_mtp_weight(name)]
+        own = {name.partition(".")[2]: weights.pop(name) for name in names}
+        _write_assistant(folder, family.assistant_config, own)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(folder)
     return folder
+
+
+def _write_assistant(
+    folder: Path, config: Mapping[str, Any], weights: dict[str, torch.Tensor]
+) -> None:
+    (folder / ASSISTANT).mkdir(exist_ok=True)
+    write_json(folder / ASSISTANT / "config.json", dict(config))
+    path = folder / ASSISTANT / "model.safetensors"
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def random_prompts(num_prompts: int, seed: int = 0) -> list[list[int]]:
@@ -101,7 +121,7 @@ def _draw_weights(
     weights = WeightDrawer(seed)
     embedding = weights.embedding("model.embed_tokens.weight", VOCAB_SIZE, HIDDEN_SIZE)
     weights.tensors["lm_head.weight"] = embedding.roll(1, dims=0).contiguous()
-    weights.vector("model.norm.weight", HIDDEN_SIZE, mean=1.0)
+    weights.vector("model.norm.weight", HIDDEN_SIZE, mean=family.norm_mean)
     for index in range(NUM_HIDDEN_LAYERS):
         family.draw_trunk_layer(weights, index)
     for index in range(num_mtp_layers):

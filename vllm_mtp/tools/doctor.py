@@ -34,7 +34,20 @@ from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
 
 TRIED_FAMILIES = frozenset(
-    {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
+    {
+        "DeepSeekMTPModel",
+        "ErnieMTPModel",
+        "ExaoneMoeMTP",
+        "Gemma4MTPModel",
+        "Glm4MoeLiteMTPModel",
+        "Glm4MoeMTPModel",
+        "HYV3MTPModel",
+        "LongCatFlashMTPModel",
+        "MiMoMTPModel",
+        "MiMoV2MTPModel",
+        "OpenPanguMTPModel",
+        "Step3p5MTP",
+    }
 )
 """Draft architectures that this repository's tests run; others are expected to work."""
 

@@ -41,7 +41,6 @@ def _draw_attention(weights: WeightDrawer, prefix: str) -> None:
         num_heads=NUM_HEADS,
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
-        bias=False,
     )
 
 

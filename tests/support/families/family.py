@@ -18,15 +18,24 @@ class Family:
 
     name: str
     config: Mapping[str, Any]
-    """``config.json`` without the keys that all families share."""
+    """``config.json`` without the keys that all families share, or with its own."""
     draw_trunk_layer: Callable[[WeightDrawer, int], None]
     """Draws decoder layer ``index`` of the target."""
     draw_mtp_layer: Callable[[WeightDrawer, int], None]
     """Draws MTP layer ``index``, numbered from 0."""
     is_mtp_weight: Callable[[str], bool]
     """Whether a weight's name belongs to an MTP layer."""
+    num_mtp_layers: int = 1
+    """Of a checkpoint, unless another number is asked for."""
     max_mtp_layers: int = 2
     """Most MTP layers that vLLM's loader knows names for."""
+    counts_mtp_layers: bool = True
+    """Whether ``config.json`` says how many there are; if not, vLLM takes one for
+    granted."""
+    assistant_config: Mapping[str, Any] | None = None
+    """``config.json`` of the checkpoint that drafts, where that is one of its own."""
+    norm_mean: float = 1.0
+    """Of the weights of the target's last norm: 0 where the norm adds 1 to them."""
     cpu_attention_backend: str | None = None
     """The attention backend to insist on where vLLM runs on CPU."""
 
@@ -38,7 +47,6 @@ class Family:
                 some families' config classes.
         """
         return {
-            **self.config,
             "hidden_size": HIDDEN_SIZE,
             "num_hidden_layers": NUM_HIDDEN_LAYERS,
             "vocab_size": VOCAB_SIZE,
@@ -51,4 +59,5 @@ class Family:
             "pad_token_id": 0,
             "dtype": "float32",
             "num_nextn_predict_layers": num_mtp_layers,
+            **self.config,
         }

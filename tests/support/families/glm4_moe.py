@@ -3,12 +3,11 @@
 from tests.support.families.family import (
     HIDDEN_SIZE,
     NUM_HIDDEN_LAYERS,
-    VOCAB_SIZE,
     Family,
 )
+from tests.support.families.numbered_layers import draw_mtp_frame, is_mtp_weight
 from tests.support.families.weights import (
     WeightDrawer,
-    draw_combiner,
     draw_experts,
     draw_grouped_query_attention,
     draw_mlp,
@@ -43,19 +42,17 @@ CONFIG = {
 def draw_trunk_layer(weights: WeightDrawer, index: int) -> None:
     """Decoder layer ``index``; the indices after the last are the MTP layers."""
     prefix = f"model.layers.{index}"
-    attention = f"{prefix}.self_attn"
     draw_norms(weights, prefix, HIDDEN_SIZE)
     draw_grouped_query_attention(
         weights,
-        attention,
+        f"{prefix}.self_attn",
         width=HIDDEN_SIZE,
         num_heads=NUM_HEADS,
         num_kv_heads=NUM_KV_HEADS,
         head_dim=HEAD_DIM,
         bias=True,
+        qk_norm_mean=1.0,
     )
-    weights.vector(f"{attention}.q_norm.weight", HEAD_DIM, mean=1.0)
-    weights.vector(f"{attention}.k_norm.weight", HEAD_DIM, mean=1.0)
     if index < CONFIG["first_k_dense_replace"]:
         draw_mlp(weights, f"{prefix}.mlp", HIDDEN_SIZE, INNER)
         return
@@ -74,27 +71,6 @@ def draw_mtp_layer(weights: WeightDrawer, index: int) -> None:
     prefix = f"model.layers.{NUM_HIDDEN_LAYERS + index}"
     draw_trunk_layer(weights, NUM_HIDDEN_LAYERS + index)
     draw_mtp_frame(weights, prefix)
-
-
-def draw_mtp_frame(weights: WeightDrawer, prefix: str) -> None:
-    """What DeepSeek and GLM put around the decoder layer of an MTP layer.
-
-    Published checkpoints repeat embedding and head here; vLLM reads them and then
-    shares the target's own.
-    """
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        weights.vector(f"{prefix}.{norm}.weight", HIDDEN_SIZE, mean=1.0)
-    draw_combiner(
-        weights, f"{prefix}.eh_proj.weight", HIDDEN_SIZE, embedding_first=True
-    )
-    weights.embedding(f"{prefix}.embed_tokens.weight", VOCAB_SIZE, HIDDEN_SIZE)
-    weights.embedding(f"{prefix}.shared_head.head.weight", VOCAB_SIZE, HIDDEN_SIZE)
-
-
-def is_mtp_weight(name: str) -> bool:
-    """Whether ``name`` belongs to a layer after the last decoder layer."""
-    parts = name.split(".")
-    return parts[1] == "layers" and int(parts[2]) >= NUM_HIDDEN_LAYERS
 
 
 FAMILY = Family(

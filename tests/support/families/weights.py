@@ -29,9 +29,16 @@ class WeightDrawer:
         """A linear layer's ``[num_out, num_in]`` weight."""
         self.tensors[name] = self._normal(num_out, num_in) * (gain / num_in**0.5)
 
+    def matrices(
+        self, name: str, num: int, num_out: int, num_in: int, gain: float = 1.0
+    ) -> None:
+        """Experts' linear layers, ``[num, num_out, num_in]``."""
+        self.matrix(name, num * num_out, num_in, gain)
+        self.tensors[name] = self.tensors[name].view(num, num_out, num_in)
+
     def vector(self, name: str, *shape: int, mean: float = 0.0) -> None:
-        """A bias, or with ``mean=1`` a norm's weight: never exactly the mean, so that
-        leaving it out shows."""
+        """A bias, or with ``mean=1`` a norm's weight (``mean=0`` for norms that add 1):
+        never exactly the mean, so that leaving it out shows."""
         self.tensors[name] = mean + 0.1 * self._normal(*shape)
 
     def embedding(self, name: str, num_rows: int, width: int) -> torch.Tensor:
@@ -43,10 +50,12 @@ class WeightDrawer:
         return torch.randn(*shape, generator=self._generator)
 
 
-def draw_norms(weights: WeightDrawer, prefix: str, width: int) -> None:
+def draw_norms(
+    weights: WeightDrawer, prefix: str, width: int, *, mean: float = 1.0
+) -> None:
     """The two norms of a decoder layer."""
-    weights.vector(f"{prefix}.input_layernorm.weight", width, mean=1.0)
-    weights.vector(f"{prefix}.post_attention_layernorm.weight", width, mean=1.0)
+    weights.vector(f"{prefix}.input_layernorm.weight", width, mean=mean)
+    weights.vector(f"{prefix}.post_attention_layernorm.weight", width, mean=mean)
 
 
 def draw_grouped_query_attention(
@@ -57,9 +66,21 @@ def draw_grouped_query_attention(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    bias: bool,
+    bias: bool = False,
+    qk_norm_mean: float | None = None,
 ) -> None:
-    """Separate q, k, v and o projections, as checkpoints store them."""
+    """Separate q, k, v and o projections, as checkpoints store them.
+
+    Args:
+        weights: takes them.
+        prefix: of their names.
+        width: of the hidden state.
+        num_heads: of queries.
+        num_kv_heads: of keys and of values.
+        head_dim: of each.
+        bias: whether q, k and v have one.
+        qk_norm_mean: of the norms of each query and key; None if there are none.
+    """
     heads = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
     for part, num_part_heads in heads.items():
         name, rows = f"{prefix}.{part}_proj", num_part_heads * head_dim
@@ -68,6 +89,9 @@ def draw_grouped_query_attention(
             weights.vector(f"{name}.bias", rows)
     columns = num_heads * head_dim
     weights.matrix(f"{prefix}.o_proj.weight", width, columns, ATTENTION_GAIN)
+    if qk_norm_mean is not None:
+        for norm in ("q_norm", "k_norm"):
+            weights.vector(f"{prefix}.{norm}.weight", head_dim, mean=qk_norm_mean)
 
 
 def draw_mlp(weights: WeightDrawer, prefix: str, width: int, inner: int) -> None:
@@ -84,12 +108,14 @@ def draw_experts(
     width: int,
     inner: int,
     num_experts: int,
+    shared: str | None = "shared_experts",
 ) -> None:
-    """A router, routed experts and one shared expert."""
+    """A router, routed experts and one shared expert, if there is one."""
     weights.matrix(f"{prefix}.gate.weight", num_experts, width)
     for index in range(num_experts):
         draw_mlp(weights, f"{prefix}.experts.{index}", width, inner)
-    draw_mlp(weights, f"{prefix}.shared_experts", width, inner)
+    if shared is not None:
+        draw_mlp(weights, f"{prefix}.{shared}", width, inner)
 
 
 def draw_combiner(

@@ -73,7 +73,8 @@ def count_mtp_layers(
             f"model {name!r} ({architecture}) has no MTP "
             f"layers: method {METHOD!r} needs a model that ships them, with at least "
             "one MTP layer in its config.json (for most families "
-            "num_nextn_predict_layers >= 1)."
+            "num_nextn_predict_layers >= 1), or, as Gemma 4 does, in an assistant "
+            "checkpoint that speculative_config.model names."
         )
     if head is not None:
         _check_fits(model_config, head, draft_config)

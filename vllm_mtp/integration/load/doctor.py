@@ -17,6 +17,7 @@ from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.headers import find_headers, unlisted_headers
 from vllm_mtp.integration.load.trial import try_loading
+from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,
@@ -113,6 +114,7 @@ def weight_facts(
         ).create_engine_config()
     except (ValueError, OSError, RuntimeError) as error:
         return f"vLLM does not serve it on this machine: {_first_line(error)}"
+    restore_layer_types(config)
     tried = try_loading(config, headers)
     if isinstance(tried, str):
         return f"vLLM's draft model cannot be tried: {tried}"

@@ -22,6 +22,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_mtp.integration.load.dry_load import UndecidedError
 
@@ -37,6 +38,8 @@ def draft_model_on_meta(config: VllmConfig) -> Any:
     speculative = config.speculative_config
     assert speculative is not None
     draft = speculative.draft_model_config
+    # Sparse attention asks for its workspace when it is built.
+    init_workspace_manager(torch.device("meta"))
     with (
         single_rank(config) as config,
         set_default_torch_dtype(draft.dtype),

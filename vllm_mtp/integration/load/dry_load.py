@@ -9,7 +9,8 @@ names that the trunk's layers and the parameter suggest are given to ``load_weig
 until one is written there. A parameter of a quantized layer counts only if one is: some
 are made by vLLM itself.
 
-Weights of embeddings and heads are left out: vLLM shares the target's.
+Weights of embeddings and heads are left out, for vLLM shares the target's, unless the
+model says that its head is its own.
 """
 
 import re
@@ -25,12 +26,20 @@ from vllm.model_executor.layers.fused_moe import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 
 from vllm_mtp.integration.load.weight_health import DryLoad, Header
 
 _NUMBERED = re.compile(r"(.*?\.)(\d+)\.(.+)")
-_PLAIN = (UnquantizedLinearMethod, UnquantizedFusedMoEMethod)
+_PLAIN = (
+    UnquantizedLinearMethod,
+    UnquantizedFusedMoEMethod,
+    UnquantizedEmbeddingMethod,
+)
 
 Shape = tuple[int, ...]
 Region = tuple[int, Shape, Shape]
@@ -65,6 +74,12 @@ class _Writes(TorchDispatchMode):
                 place = (written.storage_offset(), sizes, strides)
                 self.regions[owner].setdefault(place, self._loading)
         return result
+
+    def other_names(self, owner: str) -> list[str]:
+        """Of a parameter that modules share."""
+        names = self.model.named_parameters(remove_duplicate=False)
+        own = self.parameters[owner]
+        return [name for name, each in names if each is own and name != owner]
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Exception]:
         """Load and go on after errors.
@@ -144,7 +159,8 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
         if name in headers
     } | partly_taken
     missing = [name for name in found if name not in headers]
-    nameless = _nameless(model, writes)
+    cut_off = {sources[name] for name in partly_taken}
+    nameless = [name for name in _nameless(model, writes) if name not in cut_off]
     own = [name for name in headers if name in sources or name in wrong_shape]
     # An error at the end may be why nothing was written.
     return DryLoad(
@@ -158,12 +174,8 @@ def dry_load(model: Any, headers: Mapping[str, Header], num_layers: int) -> DryL
 
 
 def _nameless(model: Any, writes: _Writes) -> list[str]:
-    """Parameters that nothing was written to, as vLLM calls them."""
-    return [
-        name
-        for name in writes.incomplete()
-        if not writes.regions[name] and is_plain(model, name)
-    ]
+    """Parameters that were not filled, as vLLM calls them."""
+    return [name for name in writes.incomplete() if is_plain(model, name)]
 
 
 def _partly_taken(
@@ -249,6 +261,30 @@ def _candidates(
         shape = tuple(writes.parameters[owner].shape)
         for name in (*_like_others(owner, sources), *_renumbered(owner, num_layers)):
             yield name, shape
+        # Of a head that is the embedding, too.
+        yield from ((name, shape) for name in writes.other_names(owner))
+    yield from _crossed(writes, headers, sources)
+
+
+def _crossed(
+    writes: _Writes, headers: Mapping[str, Header], sources: Mapping[str, str]
+) -> Iterator[tuple[str, Shape]]:
+    """Each module that MTP weights were found in, with all that any module has."""
+    parents: dict[str, None] = {}
+    for name in sources:
+        parts = name.split(".")
+        parents |= dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts)))
+    shapes = {name: header.shape for name, header in headers.items()}
+    shapes |= {n: tuple(writes.parameters[n].shape) for n in writes.incomplete()}
+    leaves = dict.fromkeys((_leaf(name), shape) for name, shape in shapes.items())
+    for parent in parents:
+        # Experts beside the first have been found by their numbers.
+        if sum(part.isdigit() for part in parent.split(".")) < 2:
+            yield from ((f"{parent}.{leaf}", shape) for leaf, shape in leaves)
+
+
+def _leaf(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
 
 
 def _like_others(owner: str, sources: Mapping[str, str]) -> Iterator[str]:
@@ -277,8 +313,10 @@ def _renumbered(owner: str, num_layers: int) -> Iterator[str]:
 def required_parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters that only the checkpoint can fill, each once."""
     seen = set()
+    owns_head = getattr(model, "has_own_lm_head", False)
     for prefix, module in model.named_modules():
-        if isinstance(module, VocabParallelEmbedding) or isinstance(
+        is_own = owns_head and isinstance(module, ParallelLMHead)
+        if (isinstance(module, VocabParallelEmbedding) and not is_own) or isinstance(
             getattr(module, "quant_method", None), BaseKVCacheMethod
         ):
             continue

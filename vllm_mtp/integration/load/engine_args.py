@@ -35,6 +35,7 @@ from vllm_mtp.drafting.vocabulary_list import (
 from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.classes import WORKERS, name_our_classes
 from vllm_mtp.integration.load.command_line import clear_exit
+from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.settings import SETTINGS_KEY
 from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
 from vllm_mtp.integration.worker.draft_sampling import choose_methods
@@ -238,6 +239,7 @@ def _finish(config: VllmConfig) -> None:
             "the target model itself."
         )
     choose_methods(config)
+    restore_layer_types(config)
     name_our_classes(config)
     checkpoint.check_mtp_weights(config)
 

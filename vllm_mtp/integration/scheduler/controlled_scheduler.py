@@ -86,8 +86,8 @@ class ControlledScheduler(Scheduler):
         self.controller = controller_of(self.vllm_config, not is_async)
         self._records = StepRecords(is_async and not current_platform.is_cpu())
         self._undecided = UndecidedSteps()
-        may_disable = drafting_disabled.may_disable(self.vllm_config)
-        self._pending = PendingCounts() if may_disable else None
+        backfills = drafting_disabled.leaves_pending_tokens(self.vllm_config)
+        self._pending = PendingCounts() if backfills else None
         self._draft_lengths: dict[str, int] = {}
         self._still_waiting: frozenset[str] = frozenset()
         """Requests whose drafts of this step are made without all of their KV."""

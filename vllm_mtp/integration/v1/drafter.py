@@ -45,6 +45,10 @@ from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 from vllm_mtp.integration.v1.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.v1.shadow_drafts import ShadowTest, show_sampled_rows
 from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
+from vllm_mtp.integration.worker.draft_models import (
+    complete_decoder_layers,
+    returns_two,
+)
 from vllm_mtp.integration.worker.draft_sampling import (
     tests_shadow_drafts,
     verifies_blocks,
@@ -112,7 +116,12 @@ class _MTPPlusDrafter(
     def _get_model(self) -> Any:
         config = self.speculative_config.draft_model_config
         with checked_loading(config, layout_of(self.vllm_config)):
-            return super()._get_model()
+            model = super()._get_model()
+        complete_decoder_layers(model)
+        return model
+
+    def model_returns_tuple(self) -> bool:
+        return super().model_returns_tuple() or returns_two(self.draft_model_config)
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)

@@ -32,6 +32,7 @@ from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates
+from vllm_mtp.integration.worker.draft_models import complete_decoder_layers
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
@@ -117,7 +118,9 @@ class _MTPPlusSpeculator(
     def load_draft_model(self, *args: Any, **kwargs: Any) -> Any:
         layout = layout_of(self.vllm_config)
         with checked_loading(self.draft_model_config, layout):
-            return super().load_draft_model(*args, **kwargs)
+            model = super().load_draft_model(*args, **kwargs)
+        complete_decoder_layers(model)
+        return model
 
     def begin_step(self, state: Any) -> None:
         """Take note of the target's pass whose tokens are about to be sampled."""

@@ -71,6 +71,23 @@ def may_disable(vllm_config: Any) -> bool:
     )
 
 
+def leaves_pending_tokens(vllm_config: Any) -> bool:
+    """Whether steps of this engine without drafts leave tokens for a KV backfill.
+
+    Not where the drafter reads the target's KV (Gemma 4), nor where several MTP layers
+    run in turn, which they do in every step.
+    """
+    speculative = vllm_config.speculative_config
+    runs_in_turn = speculative.use_step3p5_mtp() or (
+        vllm_config.use_v2_model_runner and speculative.use_multi_module_mtp()
+    )
+    return (
+        may_disable(vllm_config)
+        and not runs_in_turn
+        and not speculative.use_gemma4_mtp()
+    )
+
+
 def pending_tokens_like(
     # [num_rows, hidden_size]
     hidden_states: torch.Tensor,
