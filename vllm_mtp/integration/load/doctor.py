@@ -16,8 +16,8 @@ from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
 from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.headers import find_headers, unlisted_headers
-from vllm_mtp.integration.load.trial import try_loading
 from vllm_mtp.integration.load.layer_types import restore_layer_types
+from vllm_mtp.integration.load.trial import try_loading
 from vllm_mtp.integration.load.weight_health import (
     MAX_BYTES_PER_TENSOR,
     Problem,

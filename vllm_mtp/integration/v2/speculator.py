@@ -31,8 +31,8 @@ from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
-from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates
 from vllm_mtp.integration.worker.draft_models import complete_decoder_layers
+from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
