@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.cpu.int8_drafts import check_draft_weights
 from vllm_mtp.integration.cpu.prefiltered_head import check_verify_head
+from vllm_mtp.integration.extra_heads.registration import check_draft_length
 from vllm_mtp.integration.load import compat
 from vllm_mtp.integration.load.settings import settings_of, trace_path
 from vllm_mtp.integration.observe import response_metrics, stat_logger, tracing
@@ -84,6 +85,7 @@ def _refuse_contradictions(config: VllmConfig) -> None:
     own = settings_of(config)
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
+    check_draft_length(config.speculative_config)
     check_draft_weights(config)
     check_verify_head(config)
     if own.kv_rollback == "scrub":
