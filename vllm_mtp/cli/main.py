@@ -4,6 +4,7 @@ import typer
 
 from vllm_mtp.cli import compare, demo, doctor, options, plan, report, verify, vocab
 from vllm_mtp.cli.command import command_of
+from vllm_mtp.tools.convert_heads import ConvertHeadsOptions, convert_heads
 from vllm_mtp.tools.demo import DemoOptions
 from vllm_mtp.tools.eval import EvalOptions, run_eval
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(compare.compare)
+app.command()(command_of(ConvertHeadsOptions, convert_heads, "convert-heads"))
 app.command()(command_of(DemoOptions, demo.demo, "demo", demo.INTERRUPTED))
 app.command()(doctor.doctor)
 app.command()(command_of(EvalOptions, run_eval, "eval", EVAL_INTERRUPTED))

@@ -1,4 +1,4 @@
-"""Draft models of extra heads: vLLM's decoder layers, side by side on one hidden state.
+"""The draft model of extra heads: vLLM's decoder layers, side by side on one state.
 
 A head writes keys and values of its own, at the position whose hidden state it reads.
 So a pass over the rows of a step leaves the KV cache of every head complete, and there
@@ -6,7 +6,7 @@ is nothing to write for draft tokens.
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,12 +14,25 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
-from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2ForCausalLM
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from vllm_mtp.integration.extra_heads.registration import WEIGHTS
 
 _NORM = "model.norm.weight"
+
+
+def _llama_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
+    return LlamaDecoderLayer(vllm_config, prefix, config)
+
+
+def _qwen2_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
+    return Qwen2DecoderLayer(
+        config, vllm_config.cache_config, vllm_config.quant_config, prefix
+    )
+
+
+_LAYERS = {"llama": _llama_layer, "qwen2": _qwen2_layer}
 
 
 class _Heads(nn.Module):
@@ -31,14 +44,14 @@ class _Heads(nn.Module):
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class _ExtraHeads(nn.Module):
+class ExtraHeads(nn.Module):
     """As many heads as draft tokens may be asked for, whatever the checkpoint has."""
 
     lm_head: nn.Module
     """The target's: vLLM puts it here, as it does for MTP layers."""
-    hf_to_vllm_mapper: WeightsMapper
-    """Of names within the family's layers."""
-    packed_modules_mapping: ClassVar[dict[str, list[str]]]
+    # Names within layers: those of Qwen2 are the same.
+    hf_to_vllm_mapper = LlamaForCausalLM.hf_to_vllm_mapper
+    packed_modules_mapping = LlamaForCausalLM.packed_modules_mapping
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -47,18 +60,15 @@ class _ExtraHeads(nn.Module):
         self.config = config = speculative.draft_model_config.hf_config
         num_heads = min(config.n_predict, speculative.num_speculative_tokens)
         first = config.num_hidden_layers  # KV caches are numbered on from the target's
+        make = _LAYERS[config.trunk]
         layers = (
-            self._make_layer(vllm_config, config, f"model.layers.{first + head}")
+            make(vllm_config, config, f"model.layers.{first + head}")
             for head in range(num_heads)
         )
         self.model = _Heads(layers, config)
         self.logits_processor = LogitsProcessor(
             config.vocab_size, scale=getattr(config, "logit_scale", 1.0)
         )
-
-    @staticmethod
-    def _make_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
-        raise NotImplementedError
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """vLLM asks every draft model for it; heads read no token."""
@@ -111,28 +121,4 @@ class _ExtraHeads(nn.Module):
         )
         return AutoWeightsLoader(self).load_weights(
             taken, mapper=self.hf_to_vllm_mapper
-        )
-
-
-class LlamaExtraHeads(_ExtraHeads):
-    """Of a Llama model."""
-
-    hf_to_vllm_mapper = LlamaForCausalLM.hf_to_vllm_mapper
-    packed_modules_mapping = LlamaForCausalLM.packed_modules_mapping
-
-    @staticmethod
-    def _make_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
-        return LlamaDecoderLayer(vllm_config, prefix, config)
-
-
-class Qwen2ExtraHeads(_ExtraHeads):
-    """Of a Qwen2 model."""
-
-    hf_to_vllm_mapper = Qwen2ForCausalLM.hf_to_vllm_mapper
-    packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
-
-    @staticmethod
-    def _make_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
-        return Qwen2DecoderLayer(
-            config, vllm_config.cache_config, vllm_config.quant_config, prefix
         )

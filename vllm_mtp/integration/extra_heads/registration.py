@@ -23,17 +23,17 @@ WEIGHTS = "extra_heads."
 """What the names of their weights begin with: ``extra_heads.{i}.self_attn...``."""
 
 _PACKAGE = __package__
+_DRAFT = "ExtraHeads"
 _CLASSES = {
     "LlamaExtraHeadsForCausalLM": f"{_PACKAGE}.targets:LlamaWithExtraHeads",
     "Qwen2ExtraHeadsForCausalLM": f"{_PACKAGE}.targets:Qwen2WithExtraHeads",
-    "LlamaExtraHeads": f"{_PACKAGE}.drafts:LlamaExtraHeads",
-    "Qwen2ExtraHeads": f"{_PACKAGE}.drafts:Qwen2ExtraHeads",
+    _DRAFT: f"{_PACKAGE}.drafts:ExtraHeads",
 }
-_DRAFTS = {
-    "LlamaExtraHeadsForCausalLM": "LlamaExtraHeads",
-    "Qwen2ExtraHeadsForCausalLM": "Qwen2ExtraHeads",
+_TRUNKS = {
+    "LlamaExtraHeadsForCausalLM": "llama",
+    "Qwen2ExtraHeadsForCausalLM": "qwen2",
 }
-"""Architectures of draft models by those of their targets."""
+"""Whose layers heads are made of, by architecture of the target."""
 
 
 def install() -> None:
@@ -47,7 +47,7 @@ def install() -> None:
 def has_extra_heads(speculative_config: Any) -> bool:
     """Whether drafts come from extra heads."""
     draft = speculative_config.draft_model_config
-    return draft is not None and draft.architectures[0] in _DRAFTS.values()
+    return draft is not None and draft.architectures[0] == _DRAFT
 
 
 def check_draft_length(speculative_config: Any) -> None:
@@ -70,14 +70,15 @@ def check_draft_length(speculative_config: Any) -> None:
 
 def _wrap_override(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def hf_config_override(hf_config: Any) -> Any:
-        draft = _DRAFTS.get(hf_config.architectures[0])
-        if draft is None:
+        trunk = _TRUNKS.get(hf_config.architectures[0])
+        if trunk is None:
             return original(hf_config)
         num_tokens = getattr(hf_config, "n_future_tokens", None)
         hf_config.model_type = "mtp"
         hf_config.update(
             {
-                "architectures": [draft],
+                "architectures": [_DRAFT],
+                "trunk": trunk,
                 "n_predict": num_tokens - 1 if isinstance(num_tokens, int) else None,
                 # Whose input the heads read: vLLM counts the states between layers.
                 "eagle_aux_hidden_state_layer_ids": [hf_config.num_hidden_layers - 1],

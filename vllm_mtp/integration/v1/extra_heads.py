@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
-
 HEADS_ATTRIBUTES = ("parallel_drafting",)
 
 
