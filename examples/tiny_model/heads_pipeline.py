@@ -1,5 +1,6 @@
 """The whole way from a trained model to its extra heads."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from examples.tiny_model.heads_checkpoint import HEADS_FILE
 from examples.tiny_model.pipeline import measure
 from examples.tiny_model.plan import TrainingPlan, Watcher
 from examples.tiny_model.prompts import PROMPTS_FILE, read_prompts
-from examples.tiny_model.provenance import PROVENANCE_FILE, build_provenance
+from examples.tiny_model.provenance import (
+    LICENSE_NOTE_FILE,
+    PROVENANCE_FILE,
+    build_provenance,
+)
 from examples.tiny_model.tokenizer import load_tokenizer
 from examples.tiny_model.train import train_mtp
 
@@ -75,4 +80,5 @@ def make_heads(
         ),
     }
     write_json(output / PROVENANCE_FILE, provenance)
+    shutil.copy(source / LICENSE_NOTE_FILE, output)  # the same corpus
     return provenance

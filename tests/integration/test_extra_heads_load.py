@@ -73,6 +73,12 @@ def test_a_head_that_is_missing_is_named(model: Path) -> None:
     assert config.speculative_config.num_speculative_tokens == 2
 
 
+def test_cached_prefixes_are_used_to_their_last_block(model: Path) -> None:
+    """Several MTP layers have vLLM drop it; heads look no token ahead."""
+    config = config_of(model, method="mtp_plus")
+    assert not config.speculative_config.use_eagle_block_drop()
+
+
 def test_more_draft_tokens_than_heads_are_refused(model: Path) -> None:
     sentence = refusal(model, num_speculative_tokens=2 * NUM_HEADS)
     assert f"num_speculative_tokens={2 * NUM_HEADS}" in sentence

@@ -16,7 +16,7 @@ from typing import Any
 from vllm.config import SpeculativeConfig
 from vllm.model_executor.models import ModelRegistry
 
-from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.config import KEEPS_CACHED_BLOCK, METHOD, ConfigError
 from vllm_mtp.integration.load.wrapping import wrap_once
 
 WEIGHTS = "extra_heads."
@@ -50,15 +50,15 @@ def has_extra_heads(speculative_config: Any) -> bool:
     return draft is not None and draft.architectures[0] == _DRAFT
 
 
-def check_draft_length(speculative_config: Any) -> None:
-    """A draft token needs a head of its own.
+def settle(speculative_config: Any) -> None:
+    """In the finished config of an engine, where drafts come from extra heads.
 
     Raises:
-        ConfigError: More draft tokens than heads.
+        ConfigError: More draft tokens than heads: each has one of its own.
     """
-    asked = speculative_config.num_speculative_tokens
     if not has_extra_heads(speculative_config):
         return
+    asked = speculative_config.num_speculative_tokens
     num_heads = speculative_config.draft_model_config.hf_config.n_predict
     if asked > num_heads:
         raise ConfigError(
@@ -66,6 +66,9 @@ def check_draft_length(speculative_config: Any) -> None:
             f"method {METHOD!r}: must be at most {num_heads}, the model's number of "
             "extra heads, each of which drafts one token."
         )
+    # Keys and values of a head know no token behind their position, so cached blocks
+    # are right to the last one.
+    setattr(speculative_config, KEEPS_CACHED_BLOCK, True)
 
 
 def _wrap_override(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

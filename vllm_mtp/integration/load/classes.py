@@ -8,7 +8,7 @@ from vllm.logger import init_logger
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.cpu.int8_drafts import check_draft_weights
 from vllm_mtp.integration.cpu.prefiltered_head import check_verify_head
-from vllm_mtp.integration.extra_heads.registration import check_draft_length
+from vllm_mtp.integration.extra_heads.registration import settle
 from vllm_mtp.integration.load import compat
 from vllm_mtp.integration.load.settings import settings_of, trace_path
 from vllm_mtp.integration.observe import response_metrics, stat_logger, tracing
@@ -47,6 +47,7 @@ def name_our_classes(config: VllmConfig) -> None:
         )
     runner = "v2" if config.use_v2_model_runner else "v1"
     _refuse_contradictions(config)
+    settle(config.speculative_config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
     request_validation.install()
@@ -85,7 +86,6 @@ def _refuse_contradictions(config: VllmConfig) -> None:
     own = settings_of(config)
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
-    check_draft_length(config.speculative_config)
     check_draft_weights(config)
     check_verify_head(config)
     if own.kv_rollback == "scrub":
