@@ -137,6 +137,61 @@ def train(
 
 
 @app.command()
+def train_heads(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder of the trunk.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Folder of Python sources; default: the standard library."),
+    ] = None,
+    num_heads: Annotated[int, typer.Option(help="Extra heads.")] = 3,
+    num_steps: int = 1200,
+    num_measured_tokens: int = _PLAN.num_measured_tokens,
+    num_threads: int = _PLAN.num_threads,
+    seed: int = _PLAN.seed,
+) -> None:
+    """Train extra heads, each a token further ahead, on a frozen trunk."""
+    from examples.tiny_model.corpus import standard_library_root
+    from examples.tiny_model.heads_pipeline import make_heads
+
+    console = Console()
+    with _user_errors(), _watched(console) as watch:
+        provenance = make_heads(
+            source=source,
+            corpus_root=corpus or standard_library_root(),
+            output=output,
+            plan=TrainingPlan(
+                num_mtp_steps=num_steps,
+                num_draft_steps=num_heads,
+                # They start from another layer's weights, which is far off.
+                mtp_matrix_learning_rate=0.03,
+                mtp_vector_learning_rate=0.015,
+                num_measured_tokens=num_measured_tokens,
+                num_threads=num_threads,
+                seed=seed,
+            ),
+            command=" ".join([PROGRAM, *sys.argv[1:]]),
+            watch=watch,
+            say=console.print,
+        )
+    for entry in provenance["measured"]:
+        console.print(entry)
+
+
+@app.command()
+def join_heads(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder of the trunk.")],
+    heads: Annotated[Path, typer.Argument(help="Folder that train-heads wrote.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
+) -> None:
+    """Put a trunk and its extra heads into one checkpoint that vLLM loads."""
+    from examples.tiny_model import heads_checkpoint
+
+    with _user_errors():
+        heads_checkpoint.join_heads(source, heads, output)
+
+
+@app.command()
 def expand(
     source: Annotated[Path, typer.Argument(help="Checkpoint folder to grow.")],
     output: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],

@@ -150,6 +150,11 @@ class MiMoModel(nn.Module):
         assert isinstance(layer, MTPLayer), type(layer)
         return layer
 
+    @property
+    def drafter(self) -> nn.Module:
+        """What is trained while the trunk is frozen."""
+        return self.mtp_layer
+
     def initialize(self, seed: int) -> None:
         """Draws weights from `seed`. Layers start as the identity."""
         generator = torch.Generator().manual_seed(seed)
@@ -193,7 +198,26 @@ class MiMoModel(nn.Module):
             For each step `[batch, seq - num_steps, vocab]`: see
             `MTPLayer.unroll` for which token each predicts.
         """
-        embeddings = self.embed(token_ids)
-        hidden = self.trunk_hidden(embeddings)
-        outputs = self.mtp_layer.unroll(hidden, embeddings, num_steps)
+        _, outputs = self.draft_hidden(token_ids, num_steps)
         return [self.lm_head(output) for output in outputs]
+
+    def draft_hidden(
+        self, token_ids: torch.Tensor, num_steps: int
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """What the head reads, of the trunk and of every chain and step.
+
+        Gradients reach the drafter alone.
+
+        Args:
+            token_ids: `[batch, seq]`.
+            num_steps: Draft tokens of one chain, K.
+
+        Returns:
+            The trunk's `[batch, seq, hidden]`, and for each step
+            `[batch, seq - num_steps, hidden]`: see `MTPLayer.unroll`.
+        """
+        with torch.no_grad():
+            embeddings = self.embed(token_ids)
+            hidden = self.trunk_hidden(embeddings)
+            teacher = self.model.norm(hidden)
+        return teacher, self.mtp_layer.unroll(hidden, embeddings, num_steps)

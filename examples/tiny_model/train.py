@@ -132,11 +132,7 @@ def _mtp_loss(
     """
     num_steps = plan.num_draft_steps
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with torch.no_grad():
-            embeddings = model.embed(batch)
-            hidden = model.trunk_hidden(embeddings)
-            teacher = model.model.norm(hidden)
-        outputs = model.mtp_layer.unroll(hidden, embeddings, num_steps)
+        teacher, outputs = model.draft_hidden(batch, num_steps)
     last = batch.shape[1] - num_steps
     students = [
         output[:, num_steps - step : last - step + 1].flatten(0, 1).float()
@@ -156,8 +152,8 @@ def train_mtp(
     plan: TrainingPlan,
     watch: Watcher,
 ) -> None:
-    """Stage 2: the MTP layer alone, in place. The trunk's weights do not move."""
-    weights = list(model.mtp_layer.parameters())
+    """Stage 2: the drafter alone, in place. The trunk's weights do not move."""
+    weights = list(model.drafter.parameters())
     optimizers = _Optimizers(
         (
             Muon(

@@ -14,6 +14,7 @@ from vllm_mtp.cli import (
     vocab,
 )
 from vllm_mtp.cli.command import command_of
+from vllm_mtp.tools.convert_heads import ConvertHeadsOptions, convert_heads
 from vllm_mtp.tools.demo import DemoOptions
 from vllm_mtp.tools.eval import EvalOptions, run_eval
 from vllm_mtp.tools.tune import TuneOptions
@@ -28,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 app.command()(compare.compare)
+app.command()(command_of(ConvertHeadsOptions, convert_heads, "convert-heads"))
 app.command()(command_of(DemoOptions, demo.demo, "demo", demo.INTERRUPTED))
 app.command()(doctor.doctor)
 app.command()(command_of(EvalOptions, run_eval, "eval", EVAL_INTERRUPTED))

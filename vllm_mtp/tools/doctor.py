@@ -38,6 +38,7 @@ TRIED_FAMILIES = frozenset(
         "DeepSeekMTPModel",
         "ErnieMTPModel",
         "ExaoneMoeMTP",
+        "ExtraHeads",
         "Gemma4MTPModel",
         "Glm4MoeLiteMTPModel",
         "Glm4MoeMTPModel",

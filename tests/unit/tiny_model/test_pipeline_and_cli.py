@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from examples.tiny_model.__main__ import app
@@ -207,3 +208,30 @@ def test_train_does_not_write_into_a_used_folder(
     checkpoint: Path, corpus: Path
 ) -> None:
     assert "is not empty" in refused("train", checkpoint, "--corpus", corpus)
+
+
+def test_extra_heads_are_trained_and_joined_to_their_trunk(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    heads, joined = tmp_path / "heads", tmp_path / "joined"
+    options = ["--num-heads", "2", "--num-steps", "2", "--num-measured-tokens", "6"]
+
+    run("train-heads", checkpoint, heads, "--corpus", corpus, options=options)
+    run("join-heads", checkpoint, heads, joined)
+
+    assert json.loads((heads / "PROVENANCE.json").read_text())["trunk"] == "model"
+    config = json.loads((joined / "config.json").read_text())
+    assert config["n_future_tokens"] == 3
+    assert "num_nextn_predict_layers" not in config
+    trunk, own = (
+        load_file(path / name)
+        for path, name in (
+            (checkpoint, "model.safetensors"),
+            (heads, "extra_heads.safetensors"),
+        )
+    )
+    kept = {name: w for name, w in trunk.items() if not name.startswith(MTP_PREFIX)}
+    weights = load_file(joined / "model.safetensors")
+    assert weights.keys() == kept.keys() | own.keys()
+    assert all(torch.equal(weights[name], w) for name, w in (kept | own).items())
+    assert "is not empty" in refused("join-heads", checkpoint, heads, joined)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from examples.tiny_model.evaluate import teacher_forced_agreement
+from examples.tiny_model.heads import HeadsModel
 from examples.tiny_model.model import MiMoModel
 from examples.tiny_model.plan import StepReport, TrainingPlan
 from examples.tiny_model.shape import ModelShape
@@ -106,6 +107,40 @@ def test_stage_two_improves_the_mtp_layer_and_nothing_else(
     )
     for after, earlier in pairs:
         assert after > earlier + 0.2
+
+
+def test_extra_heads_learn_on_a_trunk_that_does_not_move(
+    trained: tuple[MiMoModel, Reports],
+) -> None:
+    model, reports = HeadsModel(trained[0], num_heads=3), Reports()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    batch = make_tokens()[:960].view(40, 24).long()
+    agreement_before = teacher_forced_agreement(model, batch, 3)
+
+    train_mtp(model, make_tokens(), PLAN, reports)
+
+    for name, weight in model.state_dict().items():
+        moved = not torch.equal(weight, before[name])
+        assert moved == name.startswith("extra_heads."), name
+    assert reports.seen[-1].loss < reports.seen[0].loss - 0.5
+    # The text follows a rule, so that the tokens between need not be seen.
+    pairs = zip(
+        teacher_forced_agreement(model, batch, 3), agreement_before, strict=True
+    )
+    for after, earlier in pairs:
+        assert after > earlier + 0.1
+
+
+def test_extra_heads_read_what_the_last_layer_reads(
+    trained: tuple[MiMoModel, Reports],
+) -> None:
+    """They begin as copies of it, so they say what it says."""
+    model = HeadsModel(trained[0], num_heads=2)
+    batch = make_tokens()[:96].view(4, 24).long()
+    with torch.no_grad():
+        teacher, outputs = model.draft_hidden(batch, 2)
+    for output in outputs:
+        torch.testing.assert_close(output, teacher[:, :-2])
 
 
 def test_the_learning_rate_rises_stays_and_falls() -> None:

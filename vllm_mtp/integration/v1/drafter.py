@@ -30,6 +30,7 @@ from vllm_mtp.integration.cpu.prefiltered_head import (
     prefilter_head,
     prefilters_head,
 )
+from vllm_mtp.integration.extra_heads.registration import has_extra_heads
 from vllm_mtp.integration.load.compat import CompatibilityError, check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.load.settings import layout_of
@@ -38,6 +39,7 @@ from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
 from vllm_mtp.integration.v1.draft_vocab import DraftsFromVocabulary
 from vllm_mtp.integration.v1.early_stop import StopsEarly
+from vllm_mtp.integration.v1.extra_heads import HEADS_ATTRIBUTES, DraftsInOnePass
 from vllm_mtp.integration.v1.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v1.listed_logprobs import answer_each_request
 from vllm_mtp.integration.v1.passes import PASS_ATTRIBUTES
@@ -402,6 +404,10 @@ class MTPPlusProposer(_OneLayerDrafter):
     """Most families: one MTP layer, run K times."""
 
 
+class MTPPlusHeadsProposer(DraftsInOnePass, MTPPlusProposer):
+    """Extra heads: one for each draft token."""
+
+
 class MTPPlusGemma4Proposer(_MTPPlusDrafter, Gemma4Proposer):
     """Gemma 4: the drafter reads the target's KV and keeps its position."""
 
@@ -417,6 +423,7 @@ DRAFTER_ATTRIBUTES = (
     "_enable_probabilistic_draft_probs",
     "_last_draft_probs",
     "_slot_mapping_buffer",
+    *HEADS_ATTRIBUTES,
     "backup_next_token_ids",
     "constant_draft_positions",
     "max_batch_size",
@@ -440,6 +447,8 @@ def replace_drafter(runner: Any, rollback: Rollback) -> None:
     if theirs is None:
         return
     ours = OURS_BY_THEIRS.get(type(theirs))
+    if ours is MTPPlusProposer and has_extra_heads(runner.speculative_config):
+        ours, runner.use_aux_hidden_state_outputs = MTPPlusHeadsProposer, True
     if ours is None:
         raise CompatibilityError(
             f"method {METHOD!r} has no drafter to put in the place of {type(theirs)}: "

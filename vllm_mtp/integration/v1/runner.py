@@ -23,6 +23,7 @@ RUNNER_ATTRIBUTES = (
     "rejection_sampler",
     "requests",
     "sampler",
+    "use_aux_hidden_state_outputs",
 )
 
 

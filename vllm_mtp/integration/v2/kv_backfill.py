@@ -100,9 +100,7 @@ class BackfillsKV(DraftModelSpeculator):
         if self.pending is None:
             return
         batch, num_reqs = state.input_batch, state.input_batch.num_reqs
-        hidden_states = get_drafter_hidden_states(
-            self.model_runner.model, state.hidden_states
-        )
+        hidden_states = self.target_hidden_states(state)
         self.pending.make_room(
             num_reqs,
             self.model_runner.req_states.req_id_to_index.keys(),
@@ -115,6 +113,17 @@ class BackfillsKV(DraftModelSpeculator):
             self.pending.hidden_states[rows],
             self.pending.positions[rows],
         )
+
+    def target_hidden_states(self, state: Any) -> torch.Tensor:
+        """``[num_tokens, hidden_size]``: of a pass, as drafts read them.
+
+        Args:
+            state: vLLM's ``ExecuteModelState``.
+        """
+        hidden_states: torch.Tensor = get_drafter_hidden_states(
+            self.model_runner.model, state.hidden_states
+        )
+        return hidden_states
 
     def _backfill(
         self,

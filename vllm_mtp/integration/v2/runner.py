@@ -25,6 +25,7 @@ RUNNER_ATTRIBUTES = (
     "pcp_manager",
     "req_states",
     "speculative_config",
+    "use_aux_hidden_state_outputs",
     "vocab_size",
 )
 

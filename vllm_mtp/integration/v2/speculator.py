@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import (
 )
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_mtp.integration.extra_heads.registration import has_extra_heads
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.load.settings import layout_of
@@ -28,6 +29,7 @@ from vllm_mtp.integration.v2.decode_graphs import (
     mix_draft_lengths,
 )
 from vllm_mtp.integration.v2.draft_vocab import DraftsFromVocabulary
+from vllm_mtp.integration.v2.extra_heads import DraftsInOnePass
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
@@ -293,6 +295,14 @@ class MTPPlusSpeculator(DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator)
     """Most families: one MTP layer, run K times."""
 
 
+class MTPPlusHeadsSpeculator(  # type: ignore[misc]  # names what it exchanges
+    DraftsInOnePass, MTPPlusSpeculator
+):
+    """Extra heads: one for each draft token."""
+
+    can_mix_draft_lengths = False
+
+
 class MTPPlusMultiModuleSpeculator(
     DraftsFromVocabulary, _MTPPlusSpeculator, MultiModuleMTPSpeculator
 ):
@@ -324,10 +334,14 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
         runner: vLLM's V2 model runner. Only the last pipeline rank has a speculator.
         rollback: of the runner's worker.
     """
+    if has_extra_heads(runner.speculative_config):
+        runner.use_aux_hidden_state_outputs = True
     theirs = runner.speculator
     if theirs is None:
         return
     ours = OURS_BY_THEIRS[type(theirs)]
+    if runner.use_aux_hidden_state_outputs:
+        ours = MTPPlusHeadsSpeculator
     # The cached draft logits alone can be gigabytes: free them before ours are made.
     runner.speculator = None
     del theirs
