@@ -29,6 +29,13 @@ class Family:
     """Most MTP layers that vLLM's loader knows names for."""
     cpu_attention_backend: str | None = None
     """The attention backend to insist on where vLLM runs on CPU."""
+    mtp_layers_key: str = "num_nextn_predict_layers"
+    """Where ``config.json`` says how many MTP layers there are."""
+    embedding: str = "model.embed_tokens.weight"
+    final_norm: str = "model.norm.weight"
+    """Names of the target's weights that belong to no layer."""
+    norm_mean: float = 1.0
+    """Of a norm's weights: 0 where the model adds 1."""
 
     def config_json(self, num_mtp_layers: int) -> dict[str, Any]:
         """The whole ``config.json``.
@@ -50,5 +57,5 @@ class Family:
             "eos_token_id": 0,
             "pad_token_id": 0,
             "dtype": "float32",
-            "num_nextn_predict_layers": num_mtp_layers,
+            self.mtp_layers_key: num_mtp_layers,
         }

@@ -29,6 +29,10 @@ class WeightDrawer:
         """A linear layer's ``[num_out, num_in]`` weight."""
         self.tensors[name] = self._normal(num_out, num_in) * (gain / num_in**0.5)
 
+    def convolution(self, name: str, num_channels: int, width: int) -> None:
+        """A convolution over time, channel by channel, ``[channels, 1, width]``."""
+        self.tensors[name] = self._normal(num_channels, 1, width) / width**0.5
+
     def vector(self, name: str, *shape: int, mean: float = 0.0) -> None:
         """A bias, or with ``mean=1`` a norm's weight: never exactly the mean, so that
         leaving it out shows."""
@@ -43,10 +47,12 @@ class WeightDrawer:
         return torch.randn(*shape, generator=self._generator)
 
 
-def draw_norms(weights: WeightDrawer, prefix: str, width: int) -> None:
-    """The two norms of a decoder layer."""
-    weights.vector(f"{prefix}.input_layernorm.weight", width, mean=1.0)
-    weights.vector(f"{prefix}.post_attention_layernorm.weight", width, mean=1.0)
+def draw_norms(
+    weights: WeightDrawer, prefix: str, width: int, mean: float = 1.0
+) -> None:
+    """The two norms of a decoder layer; ``mean`` is 0 where the model adds 1."""
+    weights.vector(f"{prefix}.input_layernorm.weight", width, mean=mean)
+    weights.vector(f"{prefix}.post_attention_layernorm.weight", width, mean=mean)
 
 
 def draw_grouped_query_attention(
@@ -84,12 +90,13 @@ def draw_experts(
     width: int,
     inner: int,
     num_experts: int,
+    shared: str = "shared_experts",
 ) -> None:
     """A router, routed experts and one shared expert."""
     weights.matrix(f"{prefix}.gate.weight", num_experts, width)
     for index in range(num_experts):
         draw_mlp(weights, f"{prefix}.experts.{index}", width, inner)
-    draw_mlp(weights, f"{prefix}.shared_experts", width, inner)
+    draw_mlp(weights, f"{prefix}.{shared}", width, inner)
 
 
 def draw_combiner(
