@@ -13,7 +13,7 @@ import torch
 from tests.support.drafter_passes import Passes, drafter_of, watch_passes
 from tests.support.engine_jobs import accepted_by_step
 from tests.support.engines import engine, family_engine, greedy
-from tests.support.families import FAMILIES
+from tests.support.families import ATTENTION_FAMILIES
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.watch import play_script
@@ -34,7 +34,7 @@ def cache_of_drafter(llm: Any) -> torch.Tensor:
     return layers[name].kv_cache.clone()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ATTENTION_FAMILIES)
 def test_a_prompt_leaves_the_same_cache_without_the_rest_of_the_layer(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

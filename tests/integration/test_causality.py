@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from tests.support.engines import family_engine, greedy, model_runner
-from tests.support.families import FAMILIES
+from tests.support.families import ATTENTION_FAMILIES
 from tests.support.families.family import VOCAB_SIZE
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 
@@ -156,7 +156,7 @@ def _decode_one_by_one(family: str, model: Path) -> list[Reference]:
     return references
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ATTENTION_FAMILIES)
 def bench(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bench]:

@@ -18,7 +18,7 @@ from tests.support.engines import (
     family_engine,
     greedy,
 )
-from tests.support.families import FAMILIES
+from tests.support.families import ATTENTION_FAMILIES
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, ConfigError
@@ -75,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return decode
 
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ATTENTION_FAMILIES)
 speculations = pytest.mark.parametrize("speculation", ["fixed", "random_k"])
 
 
