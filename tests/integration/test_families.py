@@ -160,6 +160,16 @@ def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) ->
         pass
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_hybrid_models_are_refused_on_a_cpu(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, family)
+    with (
+        pytest.raises(ConfigError, match="recurrent layers, whose states"),
+        family_engine(model, family, SPECULATIONS["fixed"]),
+    ):
+        pass
+
+
 @families
 def test_model_without_mtp_layers_is_refused(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, num_mtp_layers=0)
