@@ -2,8 +2,8 @@
 
 Their layers keep a recurrent state of each draft token, of which the next step needs
 that of the last accepted one: in steps of any draft length, 0 included, beside prompts
-in chunks, after a preemption and from the prefix cache. The kernels are those of a GPU,
-under Triton's interpreter, on both model runners.
+in chunks, after a preemption, from the prefix cache and in a streaming session. The
+kernels are those of a GPU, under Triton's interpreter, on both model runners.
 """
 
 import random
@@ -55,7 +55,7 @@ Run = Callable[..., JobResult]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """What an engine for a family does with ``prompts()``, twice as long the 2nd time."""
+    """What an engine for a family does with ``prompts()``, twice, and a session."""
 
     @cache
     def checkpoint(family: str) -> Path:
@@ -70,6 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             max_tokens=MAX_TOKENS,
             engines=[SMALL | engine],
             num_turns=2,
+            session=[prompts()[0], [1, 2, 3]],
             **RUNNERS[runner],
             **settings,
         )

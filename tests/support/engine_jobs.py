@@ -40,6 +40,8 @@ class Jobs:
     """Model Runner V1 under it, too: models with recurrent states need its kernels."""
     num_turns: int = 1
     """With 2, each continuation is part of a second prompt, after all of the first."""
+    session: list[list[int]] = field(default_factory=list)
+    """Chunks of a streaming session, after all of the prompts."""
     fault: str = ""
     """A function of `recurrent_states`, called before the engines are made."""
     watch_slots: bool = False
@@ -180,6 +182,10 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
                 turns = zip(prompts[::-1], answers[::-1], strict=True)
                 prompts = [[*prompt, *answer, 1] for prompt, answer in turns]
                 continuations += answers
+            if jobs.session:
+                from tests.support.sessions import answers_to
+
+                continuations += answers_to(llm, jobs.session, jobs.max_tokens)
         totals = {metric.name: metric for metric in llm.get_metrics()}
         return JobResult(
             continuations,

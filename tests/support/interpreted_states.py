@@ -26,7 +26,7 @@ def take_triton_kernels() -> None:
 
     early = [name for name in sys.modules if name.startswith(f"{_OPS}.causal_conv1d")]
     assert not early, f"{early} chose the CPU's kernels"
-    with mock.patch.object(type(current_platform), "is_cpu", lambda self: False):
+    with mock.patch.object(type(current_platform), "is_cpu", return_value=False):
         from vllm.model_executor.layers.mamba import mamba_mixer2  # noqa: F401
         from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn
         from vllm.model_executor.layers.mamba.ops import ssu_dispatch

@@ -48,7 +48,7 @@ def _change_counts(
 
 
 def states_stay_behind_at_the_end_of_a_block() -> None:
-    """With a prefix cache each block has states, of which the next one needs the last."""
+    """With a prefix cache each block has states; the next one needs the last."""
     from vllm.v1.worker.mamba_utils import MambaSpecDecodeGPUContext
 
     MambaSpecDecodeGPUContext.run_fused_precopy = lambda *args, **kwargs: None
