@@ -33,7 +33,15 @@ from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
 
 TRIED_FAMILIES = frozenset(
-    {"MiMoMTPModel", "DeepSeekMTPModel", "Glm4MoeMTPModel", "ErnieMTPModel"}
+    {
+        "MiMoMTPModel",
+        "DeepSeekMTPModel",
+        "Glm4MoeMTPModel",
+        "ErnieMTPModel",
+        "Qwen3NextMTP",
+        "Qwen3_5MTP",
+        "NemotronHMTPModel",
+    }
 )
 """Draft architectures that this repository's tests run; others are expected to work."""
 
