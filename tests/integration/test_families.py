@@ -20,7 +20,7 @@ from tests.support.engines import (
     family_engine,
     greedy,
 )
-from tests.support.families import FAMILIES
+from tests.support.families import ATTENTION_FAMILIES
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from vllm_mtp.config import DEFAULT_FIXED_DRAFT_LENGTH, ConfigError
@@ -52,7 +52,7 @@ PROMPTS = [[*SHARED_PREFIX, 1], *random_prompts(8), [*SHARED_PREFIX, 2]]
 
 def can_scrub(family: str) -> bool:
     """Not what several MTP layers have written."""
-    return FAMILIES[family].num_mtp_layers == 1
+    return ATTENTION_FAMILIES[family].num_mtp_layers == 1
 
 
 def random_options(family: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def decode_watched(model: Path, family: str) -> Run:
             return Run(list(outputs.values()), draft_counts(llm), watch)
 
 
-families = pytest.mark.parametrize("family", FAMILIES)
+families = pytest.mark.parametrize("family", ATTENTION_FAMILIES)
 speculations = pytest.mark.parametrize("speculation", ["fixed", "random_k"])
 
 
@@ -144,7 +144,7 @@ def test_random_controller_varies_the_draft_length(family: str, run: Runner) -> 
     assert counts.num_drafts < counts.num_draft_tokens < 4 * counts.num_drafts
 
 
-@pytest.mark.parametrize("family", filter(can_scrub, FAMILIES))
+@pytest.mark.parametrize("family", filter(can_scrub, ATTENTION_FAMILIES))
 def test_scrub_mode_leaves_no_rejected_slot_in_any_cache_layout(
     family: str, run: Runner
 ) -> None:
@@ -154,7 +154,7 @@ def test_scrub_mode_leaves_no_rejected_slot_in_any_cache_layout(
     assert watch.violations == []
 
 
-@pytest.mark.parametrize("family", itertools.filterfalse(can_scrub, FAMILIES))
+@pytest.mark.parametrize("family", itertools.filterfalse(can_scrub, ATTENTION_FAMILIES))
 def test_scrub_mode_of_several_mtp_layers_is_refused(
     family: str, tmp_path: Path
 ) -> None:
@@ -181,7 +181,8 @@ def test_worthless_mtp_weights_change_the_speed_and_not_the_output(
 
 
 @pytest.mark.parametrize(
-    "family", [name for name, each in FAMILIES.items() if not each.assistant_config]
+    "family",
+    [name for name, each in ATTENTION_FAMILIES.items() if not each.assistant_config],
 )
 def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, mtp_weights="missing")
@@ -192,8 +193,19 @@ def test_missing_mtp_weights_are_refused_by_name(family: str, tmp_path: Path) ->
         pass
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_hybrid_models_are_refused_on_a_cpu(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, family)
+    with (
+        pytest.raises(ConfigError, match="recurrent layers, whose states"),
+        family_engine(model, family, FIXED),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
-    "family", [name for name, each in FAMILIES.items() if each.counts_mtp_layers]
+    "family",
+    [name for name, each in ATTENTION_FAMILIES.items() if each.counts_mtp_layers],
 )
 def test_model_without_mtp_layers_is_refused(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family, num_mtp_layers=0)

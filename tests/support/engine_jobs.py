@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.support import absent_torchvision, recurrent_states
 from tests.support.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,14 @@ class Jobs:
     ``never_disable`` keeps the MTP layers running while drafting is disabled."""
     v2: bool = False
     """Model Runner V2 under Triton's interpreter."""
+    interpreted: bool = False
+    """Model Runner V1 under it, too: models with recurrent states need its kernels."""
+    num_turns: int = 1
+    """With 2, each continuation is part of a second prompt, after all of the first."""
+    session: list[list[int]] = field(default_factory=list)
+    """Chunks of a streaming session, after all of the prompts."""
+    fault: str = ""
+    """A function of `recurrent_states`, called before the engines are made."""
     watch_slots: bool = False
     """Look after every step whether rejected KV slots are zero; all must speculate."""
     script: list[int] = field(default_factory=list)
@@ -80,6 +89,9 @@ class JobResult:
     """Passes of its model on Model Runner V2 that stopped on the way."""
     num_failures: int = 0
     """Calls that failed because the jobs said so."""
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache had."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +110,8 @@ def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
     with TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         order = {"jobs": asdict(jobs), "result": str(result)}
-        server, obey = V2 if jobs.v2 else V1, f"{__name__}:run_in_fork"
+        server = V2 if jobs.v2 or jobs.interpreted else V1
+        obey = f"{__name__}:run_in_fork"
         server.run(obey, order, Path(folder) / "log", timeout_s)
         return [JobResult(**entry) for entry in json.loads(result.read_text())]
 
@@ -128,8 +141,13 @@ def run_in_fork(order: dict[str, Any]) -> None:
     jobs = Jobs(**order["jobs"])
     fill_gaps()
     os.environ.update(jobs.environment)
+    if jobs.interpreted:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if jobs.fault:
+        getattr(recurrent_states, jobs.fault)()
     _fork_workers()
-    results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
+    with absent_torchvision.stand_in():
+        results = [asdict(_run(jobs, arguments)) for arguments in jobs.engines]
     Path(order["result"]).write_text(json.dumps(results))
 
 
@@ -160,7 +178,18 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             )
         else:
             sampling = _from_json(jobs.sampling)
-            continuations = greedy(llm, jobs.prompts, jobs.max_tokens, **sampling)
+            prompts = jobs.prompts
+            for _ in range(jobs.num_turns):
+                answers = greedy(llm, prompts, jobs.max_tokens, **sampling)
+                # The last one first: the prefix cache is likeliest to have it still.
+                turns = zip(prompts[::-1], answers[::-1], strict=True)
+                prompts = [[*prompt, *answer, 1] for prompt, answer in turns]
+                continuations += answers
+            if jobs.session:
+                from tests.support.sessions import answers_to
+
+                continuations += answers_to(llm, jobs.session, jobs.max_tokens)
+        totals = {metric.name: metric for metric in llm.get_metrics()}
         return JobResult(
             continuations,
             counters(llm),
@@ -178,6 +207,8 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_cut_passes=num_cut_passes(),
             samples=samples,
             num_failures=failures[0],
+            num_preemptions=totals["vllm:num_preemptions"].value,
+            num_cached_tokens=totals["vllm:prefix_cache_hits"].value,
         )
 
 

@@ -119,9 +119,9 @@ def _draw_weights(
     family: Family, num_mtp_layers: int, seed: int
 ) -> dict[str, torch.Tensor]:
     weights = WeightDrawer(seed)
-    embedding = weights.embedding("model.embed_tokens.weight", VOCAB_SIZE, HIDDEN_SIZE)
+    embedding = weights.embedding(family.embedding, VOCAB_SIZE, HIDDEN_SIZE)
     weights.tensors["lm_head.weight"] = embedding.roll(1, dims=0).contiguous()
-    weights.vector("model.norm.weight", HIDDEN_SIZE, mean=family.norm_mean)
+    weights.vector(family.final_norm, HIDDEN_SIZE, mean=family.norm_mean)
     for index in range(NUM_HIDDEN_LAYERS):
         family.draw_trunk_layer(weights, index)
     for index in range(num_mtp_layers):

@@ -46,7 +46,10 @@ TRIED_FAMILIES = frozenset(
         "LongCatFlashMTPModel",
         "MiMoMTPModel",
         "MiMoV2MTPModel",
+        "NemotronHMTPModel",
         "OpenPanguMTPModel",
+        "Qwen3NextMTP",
+        "Qwen3_5MTP",
         "Step3p5MTP",
     }
 )

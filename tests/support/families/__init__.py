@@ -12,12 +12,15 @@ from tests.support.families import (
     longcat_flash,
     mimo,
     mimo_v2,
+    nemotron_h,
     openpangu,
+    qwen3_5,
+    qwen3_next,
     step3p5,
 )
 from tests.support.families.family import Family
 
-FAMILIES: dict[str, Family] = {
+ATTENTION_FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         mimo.FAMILY,
@@ -37,5 +40,12 @@ FAMILIES: dict[str, Family] = {
 }
 """By name: also the parameter ids of the tests."""
 
+HYBRID_FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (qwen3_next.FAMILY, qwen3_5.FAMILY, nemotron_h.FAMILY)
+}
+"""Those with recurrent states beside the KV cache."""
+
+FAMILIES = ATTENTION_FAMILIES | HYBRID_FAMILIES
 NOT_RUN: dict[str, Family] = {deepseek_v32.FAMILY.name: deepseek_v32.FAMILY}
 """Their kernels are for GPUs only: weights and config are tested, by headers."""

@@ -38,6 +38,11 @@ class Family:
     """Of the weights of the target's last norm: 0 where the norm adds 1 to them."""
     cpu_attention_backend: str | None = None
     """The attention backend to insist on where vLLM runs on CPU."""
+    mtp_layers_key: str = "num_nextn_predict_layers"
+    """Where ``config.json`` says how many MTP layers there are."""
+    embedding: str = "model.embed_tokens.weight"
+    final_norm: str = "model.norm.weight"
+    """Names of the target's weights that belong to no layer."""
 
     def config_json(self, num_mtp_layers: int) -> dict[str, Any]:
         """The whole ``config.json``.
@@ -58,6 +63,6 @@ class Family:
             "eos_token_id": 0,
             "pad_token_id": 0,
             "dtype": "float32",
-            "num_nextn_predict_layers": num_mtp_layers,
+            self.mtp_layers_key: num_mtp_layers,
             **self.config,
         }

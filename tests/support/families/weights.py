@@ -36,6 +36,10 @@ class WeightDrawer:
         self.matrix(name, num * num_out, num_in, gain)
         self.tensors[name] = self.tensors[name].view(num, num_out, num_in)
 
+    def convolution(self, name: str, num_channels: int, width: int) -> None:
+        """A convolution over time, channel by channel, ``[channels, 1, width]``."""
+        self.tensors[name] = self._normal(num_channels, 1, width) / width**0.5
+
     def vector(self, name: str, *shape: int, mean: float = 0.0) -> None:
         """A bias, or with ``mean=1`` a norm's weight (``mean=0`` for norms that add 1):
         never exactly the mean, so that leaving it out shows."""

@@ -91,6 +91,13 @@ def test_the_chosen_token_is_among_its_entries() -> None:
     assert "chosen token 9" in compare_logprobs(ROWS, ROWS, [5, 9])
 
 
+def test_where_no_token_is_allowed_both_have_none() -> None:
+    rows = [{5: (math.nan, 9)}]
+    assert compare_logprobs(rows, [{5: (math.nan, 4)}]) == ""
+    assert compare_logprobs([{5: (-3.0, 9)}], rows) != ""
+    assert compare_logprobs(rows, [{5: (-3.0, 9)}]) != ""
+
+
 def test_minus_infinity_equals_itself() -> None:
     rows = [{5: (-math.inf, 9)}]
     assert compare_logprobs(rows, rows) == ""

@@ -8,6 +8,7 @@ from vllm.logger import init_logger
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.cpu.int8_drafts import check_draft_weights
 from vllm_mtp.integration.cpu.prefiltered_head import check_verify_head
+from vllm_mtp.integration.cpu.recurrent_layers import check_recurrent_layers
 from vllm_mtp.integration.extra_heads.registration import settle
 from vllm_mtp.integration.load import compat
 from vllm_mtp.integration.load.settings import settings_of, trace_path
@@ -48,6 +49,8 @@ def name_our_classes(config: VllmConfig) -> None:
     runner = "v2" if config.use_v2_model_runner else "v1"
     _refuse_contradictions(config)
     settle(config.speculative_config)
+    if "cpu_worker" in worker:
+        check_recurrent_layers(config.model_config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
     request_validation.install()

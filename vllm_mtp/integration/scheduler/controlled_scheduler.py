@@ -96,7 +96,10 @@ class ControlledScheduler(Scheduler):
         self._switch = DraftingSwitch(self.vllm_config, self._drafting_failed)
         self._traits = TraitsOfRequests(self.num_spec_tokens)
         self._max_lookahead = self.num_lookahead_tokens
-        check_attributes(self, ("dynamic_sd_lookup",))
+        check_attributes(
+            self,
+            ("dynamic_sd_lookup", "has_mamba_layers", "reset_preempted_req_ids"),
+        )
         if self.dynamic_sd_lookup is None:
             # Else vLLM fills a prompt's last token up with draft tokens that nobody
             # made, of requests that want none, too; a seed then gives another text.
@@ -356,11 +359,20 @@ class ControlledScheduler(Scheduler):
         vLLM keeps the tokens of the last turn whose KV is there, which without
         speculation are all but the last one. A turn may have ended in the midst of
         accepted draft tokens: then there is KV of the last one and of some behind it.
+
+        A recurrent state cannot go back there, and vLLM takes that of the last step's
+        first row: hybrid models read everything anew
+        (``docs/upstream/hybrid-sessions.md``).
         """
         if session.num_output_tokens:
             last = session.num_tokens - 1
             session.num_computed_tokens = min(session.num_computed_tokens, last)
         super()._update_request_as_session(session, update)
+        if self.has_mamba_layers:
+            self._free_request_blocks(session)
+            session.num_computed_tokens = 0
+            # The workers forget where its state was.
+            self.reset_preempted_req_ids.add(session.request_id)
         self._forget_options(session.request_id)
         self._traits.of(session)
 
