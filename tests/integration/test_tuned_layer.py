@@ -1,83 +1,72 @@
 """The layer that is trained is the one that vLLM serves, in every draft step."""
 
-import json
+import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.support.drafter_passes import drafter_of
-from tests.support.engines import family_engine, greedy
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
+from tests.support.served_layer import DRAFT_LENGTH, served_passes
+from vllm_mtp.config import ConfigError
 from vllm_mtp.tune.attention import Chain
+from vllm_mtp.tune.checkpoint import Checkpoint
 from vllm_mtp.tune.families import family_of
-from vllm_mtp.tune.layer import MTPLayer
 
-DEPTH = 3
-
-
-class Pass(NamedTuple):
-    """Of vLLM's draft model."""
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    previous: torch.Tensor
-    output: Any
+HYBRID = ("qwen3_next", "qwen3_5")
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def watch(drafter: Any) -> list[Pass]:
-    passes: list[Pass] = []
-    forward = drafter.model.forward
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        given = [kwargs[n].clone() for n in ("input_ids", "positions", "hidden_states")]
-        output = forward(*args, **kwargs)
-        passes.append(Pass(*given, output))
-        return output
-
-    drafter.model.forward = watched
-    return passes
-
-
-@pytest.mark.parametrize("family", ["mimo", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "glm4_moe", *HYBRID])
 def test_every_draft_step_is_that_of_the_served_layer(
-    family: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    model = write_checkpoint(tmp_path, family)
+    model = write_checkpoint(tmp_path / name, name)
     (prompt,) = random_prompts(1)
-    speculation = {
-        "method": "mtp_plus",
-        "controller": "fixed",
-        "num_speculative_tokens": DEPTH,
-        "draft_weights": "same",
-    }
-    with family_engine(model, family, speculation) as llm:
-        passes = watch(drafter_of(llm))
-        greedy(llm, [prompt], 2)
-    config = json.loads((model / "config.json").read_text())
-    weights = load_file(model / "model.safetensors")
-    layer = MTPLayer(family_of(config), config, 0)
-    layer.load(weights.__getitem__)
-    embeddings = weights["model.embed_tokens.weight"]
-    first, num_rows = passes[0], len(prompt)
-    chain, previous = Chain(), first.previous[None, :num_rows]
-    token_ids, positions = first.token_ids[:num_rows], first.positions[:num_rows]
-    for step, served in enumerate(passes[:DEPTH]):
+    found = served_passes(model, prompt, tmp_path, name in HYBRID)
+    checkpoint = Checkpoint(model)
+    target = checkpoint.target(torch.device("cpu"))
+    (layer,) = checkpoint.drafter(False).layers
+    assert compare(found, len(prompt), layer, target) == []
+    # A frame that is not the family's is noticed.
+    other = dataclasses.replace(
+        layer.family, embedding_first=not layer.family.embedding_first
+    )
+    layer.family = other
+    assert compare(found, len(prompt), layer, target)
+
+
+def compare(found: dict[str, Any], num_rows: int, layer: Any, target: Any) -> list[str]:
+    """What is not that of the served layer."""
+    wrong = []
+    first = found["passes"][0]
+    teacher = target.head.weight @ target.read(first["previous"][:num_rows]).T
+    if not torch.allclose(teacher.T, found["target_logits"], **CLOSE):
+        wrong.append("target")
+    chain, previous = Chain(), first["previous"][None, :num_rows]
+    token_ids, positions = (first[n][:num_rows] for n in ("token_ids", "positions"))
+    for step in range(DRAFT_LENGTH):
+        served = found["passes"][step]
         if step:  # of the draft that begins at the last row
             token_ids = token_ids.clone()
-            token_ids[-1] = served.token_ids[0]
-            assert served.positions[0] == positions[-1] + step
-        _, previous = layer(
-            previous, embeddings[token_ids][None], positions[None] + step, chain
+            token_ids[-1] = served["token_ids"][0]
+            assert served["positions"][0] == positions[-1] + step
+        normed, previous = layer(
+            previous, target.embed(token_ids)[None], positions[None] + step, chain
         )
-        output = served.output
-        wanted_previous = output[1] if isinstance(output, tuple) else output
-        rows = slice(num_rows) if step == 0 else slice(1)
-        torch.testing.assert_close(
-            previous[0, rows if step == 0 else slice(-1, None)],
-            wanted_previous[rows],
-            rtol=1e-4,
-            atol=1e-4,
+        logits = normed[0] @ target.head.weight.T
+        ours, theirs = (
+            (slice(num_rows), slice(num_rows)) if step == 0 else (slice(-1, None), [0])
         )
+        for part, made in (("output", previous[0]), ("logits", logits)):
+            if not torch.allclose(made[ours], served[part][theirs], **CLOSE):
+                wrong.append(f"{part} of step {step + 1}")
+    return wrong
+
+
+def test_other_families_are_refused_in_a_sentence() -> None:
+    with pytest.raises(
+        ConfigError, match="model: Ernie4_5_MoeForCausalLM is not a fam"
+    ):
+        family_of({"architectures": ["Ernie4_5_MoeForCausalLM"]})
