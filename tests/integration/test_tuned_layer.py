@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.quantized_checkpoints import write_quantized
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.served_layer import DRAFT_LENGTH, served_passes
 from vllm_mtp.config import ConfigError
@@ -70,3 +71,11 @@ def test_other_families_are_refused_in_a_sentence() -> None:
         ConfigError, match="model: Ernie4_5_MoeForCausalLM is not a fam"
     ):
         family_of({"architectures": ["Ernie4_5_MoeForCausalLM"]})
+
+
+def test_quantized_layers_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(write_quantized(tmp_path / "model", "int8"))
+    with pytest.raises(
+        ConfigError, match=r"is quantized .*: tune the model that it was"
+    ):
+        checkpoint.drafter(False)

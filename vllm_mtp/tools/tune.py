@@ -191,8 +191,6 @@ def _train(
     options: TuneOptions, model: Any, folder: Path, console: Console
 ) -> Mapping[str, Any]:
     """Train and write the head; what was measured before and after."""
-    import torch
-
     from vllm_mtp.tune.checkpoint import Checkpoint, write_head
     from vllm_mtp.tune.plan import TuningPlan
     from vllm_mtp.tune.ranks import on_ranks
@@ -231,8 +229,8 @@ def _train(
             "provenance": collect_provenance(sys.argv),
         }
         if ranks.is_first:
-            dtype = getattr(torch, str(model.text_config.get("dtype", "bfloat16")))
-            write_head(options.output, model, weights, dtype, tuning)
+            stored = {n: weights[n].to(t) for n, t in source.dtypes(weights).items()}
+            write_head(options.output, model, stored, tuning)
     return tuning
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from vllm_mtp.tune.unroll import Drafter, Target
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TUNING_FILE = "tuning.json"
+_PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 _NUM_LAYERS_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
@@ -52,13 +53,23 @@ class Checkpoint:
         """A weight on the CPU.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: There is none of that name, or it is quantized.
         """
         if name not in self._files:
             raise ConfigError(f"model: {str(self.folder)!r} has no weight {name!r}")
         with safe_open(self._files[name], framework="pt") as tensors:
             found: torch.Tensor = tensors.get_tensor(name)
+        if found.dtype not in _PLAIN:
+            raise ConfigError(
+                f"model: {name!r} of {str(self.folder)!r} is quantized "
+                f"({found.dtype}): tune the model that it was made of; its head serves "
+                "this one as well"
+            )
         return found
+
+    def dtypes(self, names: Iterable[str]) -> dict[str, torch.dtype]:
+        """What weights are stored in, by name."""
+        return {name: self.tensor(name).dtype for name in names}
 
     @property
     def family(self) -> Family:
@@ -124,7 +135,6 @@ def write_head(
     folder: Path,
     model: Checkpoint,
     weights: Mapping[str, torch.Tensor],
-    dtype: torch.dtype,
     tuning: Mapping[str, Any],
 ) -> None:
     """Write MTP layers as a checkpoint of their own, whole or not at all.
@@ -135,14 +145,13 @@ def write_head(
         folder: For the files.
         model: Whose MTP layers they are.
         weights: By their names in the checkpoint.
-        dtype: To store.
         tuning: How they were made.
     """
     config = {k: v for k, v in model.config.items() if k != "quantization_config"}
     unfinished = folder / "unfinished"
     unfinished.mkdir(parents=True, exist_ok=True)
     save_file(
-        {name: weight.to(dtype) for name, weight in weights.items()},
+        dict(weights),
         unfinished / WEIGHTS_FILE,
         metadata={"format": "pt"},
     )
