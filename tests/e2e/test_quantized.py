@@ -58,6 +58,17 @@ def test_drafts_are_accepted_as_often(
     assert not facts.problems
 
 
+@pytest.mark.parametrize("has_quantized_mtp", [True, False])
+def test_fp8_is_looked_at_where_no_kernel_runs_it(
+    has_quantized_mtp: bool, tmp_path: Path
+) -> None:
+    model = write_quantized(tmp_path / "model", "fp8", has_quantized_mtp)
+    facts = weight_facts(str(model), 1)
+    assert not isinstance(facts, str)
+    layout = "" if has_quantized_mtp else "not quantized, unlike the model"
+    assert (facts.problems, facts.layout) == ([], layout)
+
+
 def test_what_vllm_cannot_load_is_named(tmp_path: Path) -> None:
     """Of GPTQ it takes the quantized layers from their names, and numbers MTP layers
     otherwise."""

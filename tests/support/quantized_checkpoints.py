@@ -18,6 +18,7 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 MTP_LAYERS = "mtp_layers"
 GROUP = 32
 """Weights of 4 bits that share a scale."""
+_FP8, _FP8_MAX = torch.float8_e4m3fn, 448.0
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 Tensors = dict[str, torch.Tensor]
@@ -83,6 +84,11 @@ def _awq(weight: torch.Tensor) -> Tensors:
     }
 
 
+def _fp8(weight: torch.Tensor) -> Tensors:
+    scale = weight.abs().amax() / _FP8_MAX
+    return {"weight": (weight / scale).to(_FP8), "weight_scale": scale.float()}
+
+
 def _compressed(form: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     scheme = {"targets": ["Linear"], "weights": weights | {"symmetric": True}, **more}
     return {
@@ -117,6 +123,12 @@ FORMATS: Mapping[str, Format] = {
     ),
     "gptq": Format(
         _gptq, {"quant_method": "gptq", **_OF_4}, "modules_in_block_to_quantize", ""
+    ),
+    "fp8": Format(
+        _fp8,
+        {"quant_method": "fp8", "activation_scheme": "dynamic"},
+        "ignored_layers",
+        "",
     ),
     "awq": Format(
         _awq,

@@ -225,11 +225,16 @@ def _examine_numbers(
             yield Problem("rounded away", name, detail)
             return
     if reference is not None and headers[reference].dtype not in LOW_BITS:
-        size = numbers.std().item()
-        usual = source.read(reference, max_bytes).std().item()
+        size = _typical_size(numbers)
+        usual = _typical_size(source.read(reference, max_bytes))
         if usual and not 1 / USUAL_RATIO < size / usual < USUAL_RATIO:
             detail = f"typical size {size:.2g}, in the trunk {usual:.2g}"
             yield Problem("unlike the trunk", name, detail)
+
+
+def _typical_size(numbers: torch.Tensor) -> float:
+    """Root of the mean square, which a scale alone has, too."""
+    return numbers.square().mean().sqrt().item()
 
 
 class _Numbers(ExitStack):
