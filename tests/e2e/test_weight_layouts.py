@@ -1,6 +1,7 @@
 """MTP weights in other places and under other names than vLLM expects: loaded all the
 same, with the same drafts, or refused in a sentence."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,3 +169,25 @@ def test_a_head_that_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> No
     )
     damaged = write_checkpoint(tmp_path / "lost", "mimo", mtp_weights="missing")
     assert f"model '{damaged}' promises 1 MTP layer(s)" in refusal(model, str(damaged))
+
+
+def test_drafts_with_a_head_that_is_the_embedding(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, "mimo")
+    trunk, own = split(model)
+    # In the random model the head is the embedding, moved by a row.
+    trunk["model.embed_tokens.weight"] = trunk.pop("lm_head.weight")
+    save(trunk | own, model / MODEL_FILE)
+    config = json.loads((model / "config.json").read_text())
+    tied = config | {"tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(tied))
+    with engine(model) as llm:
+        texts = greedy(llm, PROMPTS, 20)
+    found = {}
+    for vocab in ({"draft_vocab": "full"}, {"draft_vocab_size": 256}):
+        with engine(model, speculative_config=FIXED | vocab) as llm:
+            answers(llm)  # until the draft vocabulary knows the text
+            found[str(vocab)] = answers(llm)
+    full, few = found.values()
+    assert full.texts == few.texts == texts
+    assert full.counts.num_accepted_tokens > 0
+    assert few.counts.acceptance_rate > full.counts.acceptance_rate - 0.1
