@@ -25,7 +25,7 @@ def test_every_draft_step_is_that_of_the_served_layer(
 ) -> None:
     model = write_checkpoint(tmp_path / name, name)
     (prompt,) = random_prompts(1)
-    found = served_passes(model, prompt, tmp_path, name in HYBRID)
+    found = served_passes(model, prompt, tmp_path, is_interpreted=name in HYBRID)
     checkpoint = Checkpoint(model)
     target = checkpoint.target(torch.device("cpu"))
     (layer,) = checkpoint.drafter(False).layers
@@ -64,6 +64,28 @@ def compare(found: dict[str, Any], num_rows: int, layer: Any, target: Any) -> li
             if not torch.allclose(made[ours], served[part][theirs], **CLOSE):
                 wrong.append(f"{part} of step {step + 1}")
     return wrong
+
+
+def test_each_of_several_layers_is_the_served_one(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "glm4_moe", "glm4_moe", num_mtp_layers=2)
+    (prompt,) = random_prompts(1)
+    found = served_passes(model, prompt, tmp_path, is_v2=True)
+    checkpoint, rows = Checkpoint(model), slice(len(prompt))
+    target = checkpoint.target(torch.device("cpu"))
+    layers = checkpoint.drafter(False).layers
+    previous = found["passes"][0]["previous"][None, rows]
+    for layer, served in zip(layers, found["passes"][:2], strict=True):
+        normed, previous = layer(
+            previous,
+            target.embed(served["token_ids"][rows])[None],
+            served["positions"][None, rows],
+            Chain(),
+        )
+        logits = normed[0] @ target.head.weight.T
+        torch.testing.assert_close(previous[0], served["output"][rows], **CLOSE)
+        torch.testing.assert_close(logits, served["logits"][rows], **CLOSE)
+        # Of the same text: the first rows' tokens move on by one.
+        assert served["positions"][rows].tolist() == list(range(len(prompt)))
 
 
 def test_other_families_are_refused_in_a_sentence() -> None:

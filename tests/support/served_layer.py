@@ -12,7 +12,12 @@ DRAFT_LENGTH = 3
 
 
 def served_passes(
-    model: Path, prompt: list[int], folder: Path, is_interpreted: bool
+    model: Path,
+    prompt: list[int],
+    folder: Path,
+    *,
+    is_interpreted: bool = False,
+    is_v2: bool = False,
 ) -> dict[str, Any]:
     """What the draft model is given and makes of it, after a prompt.
 
@@ -21,14 +26,20 @@ def served_passes(
         prompt: Token ids.
         folder: For files.
         is_interpreted: Triton's interpreter runs the kernels of a GPU.
+        is_v2: On Model Runner V2, which needs that.
 
     Returns:
         ``passes``: dictionaries of ``token_ids``, ``positions``, ``previous``,
         ``output``, what the next step is given, and ``logits``; ``target_logits`` of
         the first one's rows.
     """
-    order = {"model": str(model), "prompt": prompt, "result": str(folder / "passes.pt")}
-    server = V2 if is_interpreted else V1
+    order = {
+        "model": str(model),
+        "prompt": prompt,
+        "is_v2": is_v2,
+        "result": str(folder / "passes.pt"),
+    }
+    server = V2 if is_interpreted or is_v2 else V1
     server.run(f"{__name__}:run_in_fork", order, folder / "log", 300)
     found: dict[str, Any] = torch.load(folder / "passes.pt")
     return found
@@ -40,12 +51,13 @@ def run_in_fork(order: dict[str, Any]) -> None:
     from tests.support.drafter_passes import drafter_of
     from tests.support.engines import family_engine, greedy, worker_of
 
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(order["is_v2"]))
     model = Path(order["model"])
     speculation = {
         "method": "mtp_plus",
         "controller": "fixed",
-        "num_speculative_tokens": DRAFT_LENGTH,
+        # Unset on V2: as many as there are layers.
+        **({} if order["is_v2"] else {"num_speculative_tokens": DRAFT_LENGTH}),
         "draft_weights": "same",
         "draft_vocab": "full",
     }
@@ -74,7 +86,8 @@ def _watch(drafter: Any) -> list[dict[str, torch.Tensor]]:
         }
         output = forward(*args, **kwargs)
         read, fed_back = output if isinstance(output, tuple) else (output, output)
-        logits = drafter.model.compute_logits(read)
+        step = kwargs.get("spec_step_idx", 0)
+        logits = drafter.model.compute_logits(read, spec_step_idx=step)
         passes.append(kept | {"output": fed_back.clone(), "logits": logits.clone()})
         return output
 

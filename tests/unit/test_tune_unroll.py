@@ -8,6 +8,7 @@ from vllm_mtp.tune.attention import Chain
 from vllm_mtp.tune.unroll import Batch, Drafter, draft_losses, step_weights
 
 LENGTH, NUM_STEPS = 9, 3
+NUM_LAYERS = pytest.mark.parametrize("num_layers", [1, 3])
 
 
 def batch(lengths: tuple[int, ...] = (LENGTH,)) -> Batch:
@@ -22,7 +23,7 @@ def batch(lengths: tuple[int, ...] = (LENGTH,)) -> Batch:
     )
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
+@NUM_LAYERS
 def test_each_draft_is_as_if_it_were_alone(num_layers: int) -> None:
     made, trunk, texts = random_drafter(num_layers), random_target(), batch()
     whole = made(trunk, texts, NUM_STEPS)[:, 0]
@@ -33,11 +34,9 @@ def test_each_draft_is_as_if_it_were_alone(num_layers: int) -> None:
         previous = texts.hidden[:, rows]
         for step in range(NUM_STEPS):
             tokens = embeddings[:, step + 1 : step + start + 2]
-            normed, previous = made.layers[step % num_layers](
-                previous,
-                tokens,
-                texts.positions[:, rows] + step,
-                chains[step % num_layers],
+            number, moved = (0, step) if num_layers == 1 else (step, 0)
+            normed, previous = made.layers[number](
+                previous, tokens, texts.positions[:, rows] + moved, chains[number]
             )
             torch.testing.assert_close(whole[step, start], normed[0, -1])
 
@@ -73,7 +72,7 @@ def test_padding_changes_nothing() -> None:
 
 
 def test_only_mtp_layers_learn_and_all_of_them() -> None:
-    made, trunk = random_drafter(2), random_target()
+    made, trunk = random_drafter(3), random_target()
     weights, mean = step_weights(NUM_STEPS, 0.8), torch.full((NUM_STEPS,), 0.5)
     draft_losses(made, trunk, batch(), "lk", weights, mean).total.backward()
     assert all(p.grad is not None and p.grad.any() for p in made.parameters())
@@ -84,7 +83,7 @@ def test_only_mtp_layers_learn_and_all_of_them() -> None:
 def test_activations_that_are_computed_again_have_the_same_gradients() -> None:
     gradients = []
     for checkpoints in (False, True):
-        made = random_drafter(2, checkpoints)
+        made = random_drafter(3, checkpoints)
         losses_of(made, batch((7, LENGTH))).backward()
         gradients.append([parameter.grad for parameter in made.parameters()])
     for one, other in zip(*gradients, strict=True):

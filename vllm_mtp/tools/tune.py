@@ -197,15 +197,17 @@ def _train(
     from vllm_mtp.tune.shards import Texts
     from vllm_mtp.tune.train import Trainer
 
+    source = model if options.draft_model is None else Checkpoint(options.draft_model)
+    # Each of several layers drafts one token.
+    several = source.num_mtp_layers if source.num_mtp_layers > 1 else 16
     same = TuningPlan.model_fields.keys() & vars(options).keys()
     plan = TuningPlan.model_validate(
         {name: getattr(options, name) for name in same}
         | {
-            "num_steps": options.draft_steps,
+            "num_steps": min(options.draft_steps, several),
             "checkpoints_activations": options.recompute,
         }
     )
-    source = model if options.draft_model is None else Checkpoint(options.draft_model)
     run = options.output / RUN_FOLDER
     run.mkdir(parents=True, exist_ok=True)
     start_s = perf_counter()

@@ -59,7 +59,11 @@ class Target(nn.Module):
 
 
 class Drafter(nn.Module):
-    """MTP layers, run in turn: draft step k by layer k modulo their number."""
+    """One MTP layer, run for each draft step, or several, one for each.
+
+    Each of several runs over all rows of a step, as Model Runner V2 has them run, and a
+    row keeps its position; the one layer of a chain moves on by a position a step.
+    """
 
     def __init__(self, layers: list[MTPLayer], checkpoints: bool = False) -> None:
         """
@@ -73,15 +77,18 @@ class Drafter(nn.Module):
 
     def forward(self, target: Target, batch: Batch, num_steps: int) -> torch.Tensor:
         """``[num_steps, batch, seq - num_steps, hidden_size]``: what the head reads."""
+        is_chain = len(self.layers) == 1
+        assert is_chain or num_steps <= len(self.layers), num_steps
         num_drafts = batch.token_ids.shape[1] - num_steps
         embeddings = target.embed(batch.token_ids)
         chains = [Chain() for _ in self.layers]
-        previous, positions = batch.hidden[:, :num_drafts], batch.positions
+        previous = batch.hidden[:, :num_drafts]
+        positions = batch.positions[:, :num_drafts]
         outputs = []
         for step in range(num_steps):
-            number = step % len(self.layers)
+            number, moved = (0, step) if is_chain else (step, 0)
             tokens = slice(step + 1, step + 1 + num_drafts)
-            given = (previous, embeddings[:, tokens], positions[:, :num_drafts] + step)
+            given = (previous, embeddings[:, tokens], positions + moved)
             normed, previous = self._run(number, given, chains[number])
             outputs.append(normed)
         return torch.stack(outputs)
