@@ -86,8 +86,11 @@ def expected(run: Run) -> Callable[[str], list[list[int]]]:
     return cache(lambda family: run(family, {}).continuations)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("family", HYBRID_FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "runner"),
+    # The runners differ in what they do with states, not with whose.
+    [*((family, "v2") for family in HYBRID_FAMILIES), ("qwen3_next", "v1")],
+)
 def test_greedy_output_equals_no_speculation(
     family: str, runner: str, run: Run, expected: Callable[[str], list[list[int]]]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from vllm_mtp.cli.main import app
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.tune import RUN_FOLDER, TEXTS_FOLDER
+from vllm_mtp.tools.tune_verdict import Verdict
 from vllm_mtp.tune.shards import Texts
 
 NUM_PROMPTS, HELD_OUT = 30, 6
@@ -113,10 +114,13 @@ def test_the_head_is_served_and_the_text_is_the_targets(
     assert accepted[1] > 1.2 * accepted[0]
 
 
-def test_the_same_command_again_answers_and_trains_nothing(tuned: Tuned) -> None:
+def test_the_same_command_again_answers_and_trains_nothing(
+    tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_mtp.tools.tune.judge", lambda *args: Verdict([]))
     weights = (tuned.head / "model.safetensors").read_bytes()
     journal = (tuned.head / RUN_FOLDER / "journal.jsonl").read_bytes()
-    again = tune(*tuned.arguments, eval_depths=2)
+    again = tune(*tuned.arguments)
     assert "0 prompts to be answered" in again.output
     assert (tuned.head / "model.safetensors").read_bytes() == weights
     assert (tuned.head / RUN_FOLDER / "journal.jsonl").read_bytes() == journal
