@@ -51,7 +51,8 @@ def test_serving_requires_no_tools_and_a_clone_has_them_all() -> None:
     extras = PROJECT["optional-dependencies"]
     assert not set(names(PROJECT["dependencies"])) & set(TOOLS)
     assert tuple(names(extras["tools"])) == TOOLS
-    assert "vllm-mtp[tools]" in extras["dev"]
+    assert "vllm-mtp[tools]" in extras["tune"]
+    assert "vllm-mtp[tune]" in extras["dev"]
     installed = (ROOT / "configs" / "environment" / "dev.txt").read_text().splitlines()
     listed = names([line for line in installed if not line.startswith("#")])
     assert set(TOOLS) <= set(listed)
