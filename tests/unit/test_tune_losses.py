@@ -53,7 +53,9 @@ def accepted_by_enumeration(target: list[float], draft: list[float]) -> float:
 
 def test_acceptance_is_that_of_the_ratio_test() -> None:
     target, draft = probabilities(6, 5, 0), probabilities(6, 5, 1)
-    kl, acceptance, agreement = of_one_step("lk", target, draft, 0.5).sums[0].tolist()
+    kl, acceptance, agreement = (
+        of_one_step("lk", target, draft, 0.5).found[0].sum(-1).tolist()
+    )
     pairs = zip(target.tolist(), draft.tolist(), strict=True)
     wanted = [accepted_by_enumeration(p, q) for p, q in pairs]
     assert acceptance == pytest.approx(sum(wanted))
@@ -67,8 +69,8 @@ def test_lk_is_one_minus_acceptance_where_much_is_accepted_and_kl_where_little()
 ):
     target, draft = probabilities(6, 5, 0), probabilities(6, 5, 1)
     little, much = (of_one_step("lk", target, draft, mean) for mean in (0.0, 20.0))
-    assert little.total.item() == pytest.approx(little.sums[0, 0].item() / 6)
-    assert much.total.item() == pytest.approx(1 - much.sums[0, 1].item() / 6)
+    assert little.total.item() == pytest.approx(little.found[0, 0].mean().item())
+    assert much.total.item() == pytest.approx(1 - much.found[0, 1].mean().item())
 
 
 @pytest.mark.parametrize("loss", ["lk", "kl"])
@@ -86,19 +88,19 @@ def test_chunks_have_the_gradients_of_the_whole(
     head = Head(weight, drafted)
     rows = torch.arange(11) if drafted is None else drafted
     target = (teacher @ weight.T).softmax(-1)[:, rows]
-    whole, wanted = torch.zeros(()), torch.zeros(2, 3)
+    whole, wanted = torch.zeros(()), torch.zeros(2, 3, 9)
     for k in range(2):
         found = distances(target, (hidden[k] @ weight.T)[:, rows])
         whole = whole + (blend(loss, found, means[k]) * weights[k]).sum()
         counts = (weights[k] > 0).float()
-        wanted[k] = torch.stack([(each * counts).sum() for each in found])
+        wanted[k] = torch.stack([each * counts for each in found])
     (gradient,) = torch.autograd.grad(whole, hidden)
 
     monkeypatch.setattr(losses, "CHUNK_NUMBERS", {"cpu": 4 * 11})
     steps = [Step(*each) for each in zip(hidden, weights, means, strict=True)]
     found_losses = losses.losses(loss, head, teacher, steps)
     torch.testing.assert_close(found_losses.total, whole)
-    torch.testing.assert_close(found_losses.sums, wanted)
+    torch.testing.assert_close(found_losses.found, wanted)
     (chunked,) = torch.autograd.grad(found_losses.total * 3, hidden)
     torch.testing.assert_close(chunked, 3 * gradient)
 
@@ -109,11 +111,11 @@ def test_a_smaller_draft_vocabulary_accepts_less() -> None:
     weight = torch.randn(8, 6, generator=generator)
     teacher = torch.randn(5, 6, generator=generator)
     step = Step(teacher, torch.ones(5) / 5, torch.tensor(0.5))
-    whole = losses.losses("lk", Head(weight), teacher, [step]).sums[0, 1]
+    whole = losses.losses("lk", Head(weight), teacher, [step]).found[0, 1].sum()
     assert whole == pytest.approx(5)
     for few in itertools.combinations(range(8), 3):
         head = Head(weight, torch.tensor(few))
         target = head.target(teacher)
         assert (target.sum(-1) < 1).all()
-        found = losses.losses("lk", head, teacher, [step]).sums[0, 1]
+        found = losses.losses("lk", head, teacher, [step]).found[0, 1].sum()
         assert found == pytest.approx(target.sum())

@@ -40,6 +40,12 @@ def test_a_run_learns(tmp_path: Path) -> None:
     for step in range(PLAN.num_steps):
         assert after.kl[step] < 0.9 * before.kl[step]
         assert after.acceptance[step] > before.acceptance[step]
+        for name in ("sampled_lengths", "greedy_lengths"):
+            lengths = getattr(after, name)
+            assert 1 < lengths[step] <= 2 + step
+            assert lengths == sorted(lengths)
+    first = 1 + after.acceptance[0], 1 + after.agreement[0]
+    assert (after.sampled_lengths[0], after.greedy_lengths[0]) == pytest.approx(first)
 
 
 class Interrupted(Exception):
@@ -135,9 +141,7 @@ class BothRanks(Trainer):
                 assert parameter.grad is not None
                 parameter.grad /= 2
             self._step()
-            sums = found[0].sums + found[1].sums
-            both = Batch(*batches[0][:3], torch.cat([b.lengths for b in batches]))
-            self._remember(sums, both)
+            self._remember(torch.cat([each.found for each in found], -1))
             self.progress.update += 1
             losses.append(float(found[0].total))
         return losses

@@ -271,13 +271,14 @@ def _watched(trainer: Any, console: Console) -> None:
 
 
 def _print_measured(tuning: Mapping[str, Any], console: Console) -> None:
-    table = Table("draft step", "accepted at T=1", "greedy tokens agree", "KL, nats")
+    table = Table("K", "accepted", "greedy agrees", "KL, nats", "length", "greedy")
     before, after = (tuning["held_out"][when] for when in ("before", "after"))
+    columns = ("acceptance", "agreement", "kl", "sampled_lengths", "greedy_lengths")
     for step in range(len(after["kl"])):
-        cells = (
-            f"{before[name][step]:.3f} -> {after[name][step]:.3f}"
-            for name in ("acceptance", "agreement", "kl")
-        )
+        cells = (f"{before[n][step]:.3f} -> {after[n][step]:.3f}" for n in columns)
         table.add_row(str(step + 1), *cells)
     console.print(table)
-    console.print("Of held-out texts, where the tokens before were the target's.")
+    console.print(
+        "Along held-out texts: draft step K after steps that held, and acceptance "
+        "lengths with drafts of K tokens, drawn at temperature 1 and greedy."
+    )

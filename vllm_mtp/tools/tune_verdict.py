@@ -5,7 +5,8 @@ them, too. A draft length at a temperature is better if the whole interval of th
 difference of acceptance lengths, over prompts, lies above zero.
 
 Prompts whose greedy answer repeats itself are left out at temperature 0: any drafter
-goes round with the target, and small models repeat themselves often.
+goes round with the target, and small models repeat themselves often. With too few of
+the others there is no verdict there.
 """
 
 import sys
@@ -30,6 +31,8 @@ TEMPERATURES = (0.0, 1.0)
 ANSWER_TOKENS, MAX_MODEL_LEN, CONCURRENCY = 128, 2048, 8
 BEFORE, AFTER = "before", "after"
 _KV_CACHE_MIB = 512
+MIN_PROMPTS = 5
+"""Of which an interval says something."""
 _GRAM, _MAX_REPEATED = 8, 0.2
 """More than this share of the 8-grams of an answer that repeats itself came before."""
 _FALSE_ALARMS = CompareOptions(false_alarm_rate=0.05)
@@ -97,7 +100,7 @@ def judge(
             engine = group.launch(name, {**config, **longest}, size, logs, **metrics)
             engine.answer(START_TIMEOUT_S)
             if not settings:
-                settings = _settings(engine, prompts, draft_lengths)
+                settings = _settings(engine, prompts, draft_lengths, console)
             found[name] = [_evaluate(engine, model, *each) for each in settings]
     cells = []
     for before, after in zip(found[BEFORE], found[AFTER], strict=True):
@@ -120,13 +123,21 @@ def judge(
 
 
 def _settings(
-    engine: EngineProcess, prompts: Sequence[Prompt], draft_lengths: Sequence[int]
+    engine: EngineProcess,
+    prompts: Sequence[Prompt],
+    draft_lengths: Sequence[int],
+    console: Console,
 ) -> list[tuple[Sequence[Prompt], Sampling]]:
     """Prompts to be answered in each way."""
     greedy = Sampling(draft_lengths[0], 0.0, ANSWER_TOKENS)
     backend = EngineBackend(engine, greedy, CONCURRENCY, MAX_MODEL_LEN)
     answers = {prompt.id: answer for prompt, answer in backend.answers(prompts)}
     fresh = [p for p in prompts if not repeats_itself(answers[p.id].token_ids)]
+    if len(fresh) < MIN_PROMPTS:
+        console.print(
+            f"{len(fresh)} of {len(prompts)} greedy answers do not repeat themselves: "
+            "temperature 0 is not judged"
+        )
     return [
         (
             fresh if temperature == 0 else prompts,
@@ -134,7 +145,7 @@ def _settings(
         )
         for temperature in TEMPERATURES
         for k in draft_lengths
-        if fresh or temperature
+        if temperature or len(fresh) >= MIN_PROMPTS
     ]
 
 

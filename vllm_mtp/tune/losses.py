@@ -67,8 +67,9 @@ class StepLosses(NamedTuple):
 
     total: torch.Tensor
     """Scalar: what is minimized."""
-    sums: torch.Tensor
-    """``[num_steps, 3]``: KL, acceptance and agreement, over rows that count."""
+    found: torch.Tensor
+    """``[num_steps, 3, rows]``: KL, acceptance and agreement; 0 in rows that do not
+    count."""
 
 
 def losses(
@@ -85,16 +86,17 @@ def losses(
     """
     weights = torch.stack([step.weights for step in steps])
     rows = weights.any(dim=0).nonzero()[:, 0]
-    return StepLosses(
-        *_Losses.apply(  # type: ignore[no-untyped-call]
-            loss,
-            head,
-            teacher[rows],
-            weights[:, rows],
-            torch.stack([step.mean_acceptance for step in steps]),
-            torch.stack([step.hidden[rows] for step in steps]),
-        )
+    total, found = _Losses.apply(  # type: ignore[no-untyped-call]
+        loss,
+        head,
+        teacher[rows],
+        weights[:, rows],
+        torch.stack([step.mean_acceptance for step in steps]),
+        torch.stack([step.hidden[rows] for step in steps]),
     )
+    whole = found.new_zeros(*found.shape[:2], len(teacher))
+    whole[:, :, rows] = found
+    return StepLosses(total, whole)
 
 
 class _Losses(torch.autograd.Function):
@@ -112,7 +114,7 @@ class _Losses(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         gradient = torch.zeros_like(hidden)
         total = torch.zeros((), device=hidden.device)
-        sums = torch.zeros(len(hidden), 3, device=hidden.device)
+        seen = torch.zeros(len(hidden), 3, len(teacher), device=hidden.device)
         # The weight of KL; that of acceptance is the rest.
         shares = (
             torch.exp(-KL_DECAY * means) if loss == "lk" else torch.ones_like(means)
@@ -131,13 +133,13 @@ class _Losses(torch.autograd.Function):
                 ) @ matrix
                 kl, acceptance, _ = found
                 total += ((share * kl + (1 - share) * (1 - acceptance)) * counts).sum()
-                sums[step] += found @ (counts > 0).float()
+                seen[step, :, part] = found * (counts > 0)
         ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(sums)
-        return total, sums
+        ctx.mark_non_differentiable(seen)
+        return total, seen
 
     @staticmethod
-    def backward(ctx: Any, total: torch.Tensor, sums: torch.Tensor) -> Any:
+    def backward(ctx: Any, total: torch.Tensor, seen: torch.Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
         return None, None, None, None, None, gradient * total
 

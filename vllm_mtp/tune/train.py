@@ -19,10 +19,16 @@ import torch
 from torch import distributed
 
 from vllm_mtp.tune.data import Batches, Window
-from vllm_mtp.tune.losses import StepLosses
 from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.shards import Place, Texts
-from vllm_mtp.tune.unroll import Batch, Drafter, Target, draft_losses, step_weights
+from vllm_mtp.tune.unroll import (
+    Batch,
+    Drafter,
+    DraftLosses,
+    Target,
+    draft_losses,
+    step_weights,
+)
 
 RESUME_FILE = "resume.pt"
 JOURNAL_FILE = "journal.jsonl"
@@ -43,6 +49,10 @@ class Measured(NamedTuple):
     """Of drawn draft tokens at temperature 1."""
     agreement: list[float]
     """Of greedy draft tokens."""
+    sampled_lengths: list[float]
+    """Acceptance length of drafts of each depth, drawn at temperature 1."""
+    greedy_lengths: list[float]
+    """The same of greedy ones."""
 
 
 @dataclass
@@ -142,12 +152,12 @@ class Trainer:
     def _update(self, batch: Batch, weights: torch.Tensor) -> float:
         found = self._backward(batch, weights)
         self._step()
-        self._remember(found.sums, batch)
+        self._remember(found.found)
         self.progress.update += 1
         self.progress.batch += 1
         return found.total.item()
 
-    def _backward(self, batch: Batch, weights: torch.Tensor) -> StepLosses:
+    def _backward(self, batch: Batch, weights: torch.Tensor) -> DraftLosses:
         with self._autocast():
             found = draft_losses(
                 self.drafter,
@@ -169,9 +179,15 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _remember(self, sums: torch.Tensor, batch: Batch) -> None:
+    def _remember(
+        self,
+        # [num_steps, 3, drafts]
+        found: torch.Tensor,
+    ) -> None:
         """Ranks must weigh KL alike, so they share what they have seen."""
-        seen = torch.cat([sums[:, 1], _num_drafts(batch, self.plan.num_steps)[None]])
+        acceptance = found[:, 1]
+        count = acceptance.new_tensor([acceptance.shape[1]])
+        seen = torch.cat([acceptance.sum(-1), count])
         if self.num_ranks > 1:
             distributed.all_reduce(seen)
         if seen[-1] > 0:
@@ -199,20 +215,27 @@ class Trainer:
     @torch.no_grad()
     def measure(self, max_drafts: int = 2**15) -> Measured:
         """On held-out texts, until there are so many drafts."""
-        plan, sums = self.plan, torch.zeros(self.plan.num_steps, 3)
-        num_drafts, weights = 0.0, torch.ones(plan.num_steps, device=self.device)
+        plan, found = self.plan, []
+        num_drafts, weights = 0, torch.ones(plan.num_steps, device=self.device)
         for windows in self.held_out.of_epoch(0):
             if num_drafts >= max_drafts:
                 break
             batch = self._read(self.held_out, windows)
             with self._autocast():
-                found = draft_losses(
+                made = draft_losses(
                     self.drafter, self.target, batch, "kl", weights, weights
                 )
-            sums += found.sums.cpu()
-            num_drafts += float(_num_drafts(batch, plan.num_steps))
-        kl, acceptance, agreement = (sums / max(1.0, num_drafts)).t().tolist()
-        return Measured(int(num_drafts), kl, acceptance, agreement)
+            found.append(made.found.cpu())
+            num_drafts += found[-1].shape[-1]
+        kl, acceptance, agreement = torch.cat(found, -1).unbind(1)
+        return Measured(
+            num_drafts,
+            *(each.mean(-1).tolist() for each in (kl, acceptance, agreement)),
+            *(
+                (1 + each.cumprod(0).mean(-1).cumsum(0)).tolist()
+                for each in (acceptance, agreement)
+            ),
+        )
 
     def note(self, **entry: Any) -> None:
         """Append a line to the journal."""
@@ -291,10 +314,6 @@ def split(
     if not held_out and others:
         held_out.append(others.pop())
     return held_out, others
-
-
-def _num_drafts(batch: Batch, num_steps: int) -> torch.Tensor:
-    return (batch.lengths - num_steps).clamp(min=0).sum().float()
 
 
 def _rank() -> int:

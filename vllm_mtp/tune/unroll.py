@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vllm_mtp.tune.attention import Chain
 from vllm_mtp.tune.layer import MTPLayer
-from vllm_mtp.tune.losses import Head, Loss, Step, StepLosses, losses
+from vllm_mtp.tune.losses import Head, Loss, Step, losses
 
 
 class Batch(NamedTuple):
@@ -126,6 +126,16 @@ def step_weights(num_steps: int, decay: float) -> torch.Tensor:
     return weights / weights.sum()
 
 
+class DraftLosses(NamedTuple):
+    """Of all drafts of a batch."""
+
+    total: torch.Tensor
+    """Scalar: what is minimized, of each step a mean over drafts."""
+    found: torch.Tensor
+    """``[num_steps, 3, drafts]``: KL, acceptance and agreement of each draft that
+    counts, given that the steps before held."""
+
+
 def draft_losses(
     drafter: Drafter,
     target: Target,
@@ -135,15 +145,15 @@ def draft_losses(
     weights: torch.Tensor,
     # [num_steps]
     mean_acceptance: torch.Tensor,
-) -> StepLosses:
-    """Losses of all drafts of a batch, each step's a mean over them."""
+) -> DraftLosses:
+    """Compare the drafts of a batch with what the target says."""
     num_steps = len(weights)
     outputs = drafter(target, batch, num_steps)
     num_drafts = outputs.shape[2]
     # The target has a hidden state for the last token that is predicted.
     drafts = torch.arange(num_drafts, device=outputs.device)
-    counts = (drafts + num_steps < batch.lengths[:, None]).float()
-    share = counts / counts.sum().clamp(min=1)
+    counts = drafts + num_steps < batch.lengths[:, None]
+    share = counts.float() / counts.sum().clamp(min=1)
     teacher = target.read(batch.hidden)
     # One row of the teacher for each token that is predicted: step k's row i is i + k.
     width = teacher.shape[1]
@@ -157,4 +167,10 @@ def draft_losses(
                 mean_acceptance[number - 1],
             )
         )
-    return losses(loss, target.head, teacher.flatten(0, 1), steps)
+    made = losses(loss, target.head, teacher.flatten(0, 1), steps)
+    by_row = made.found.view(num_steps, 3, *teacher.shape[:2])
+    by_draft = [
+        each[:, :, number : number + num_drafts][:, counts]
+        for number, each in enumerate(by_row, 1)
+    ]
+    return DraftLosses(made.total, torch.stack(by_draft))
