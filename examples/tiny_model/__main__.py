@@ -243,5 +243,28 @@ def expand(
     typer.echo(f"{report.num_parameters:,} parameters (were {report.num_before:,})")
 
 
+@app.command()
+def training_prompts(
+    output: Annotated[Path, typer.Argument(help="Prompts to write (.jsonl).")],
+    num_prompts: int = 6000,
+) -> None:
+    """Cut prompts from files that the bundled model was trained on, to tune with."""
+    from examples.tiny_model.one_step import write_training_prompts
+
+    write_training_prompts(output, num_prompts)
+
+
+@app.command()
+def one_step_head(
+    model: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
+    texts: Annotated[Path, typer.Argument(help="Texts of vllm-mtp tune.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the head.")],
+) -> None:
+    """Train an MTP layer for one step only, as published ones are."""
+    from examples.tiny_model.one_step import train_one_step_head
+
+    train_one_step_head(model, texts, output)
+
+
 if __name__ == "__main__":
     app(prog_name=PROGRAM)
