@@ -94,6 +94,7 @@ def test_the_chosen_token_is_among_its_entries() -> None:
 def test_where_no_token_is_allowed_both_have_none() -> None:
     rows = [{5: (math.nan, 9)}]
     assert compare_logprobs(rows, [{5: (math.nan, 4)}]) == ""
+    assert compare_logprobs(rows, [{5: (math.nan, 4), 6: (math.nan, 1)}]) == ""
     assert compare_logprobs([{5: (-3.0, 9)}], rows) != ""
     assert compare_logprobs(rows, [{5: (-3.0, 9)}]) != ""
 
