@@ -118,6 +118,20 @@ def test_an_epoch_has_every_window_once(tmp_path: Path) -> None:
     assert read.lengths.tolist() == [one.num_tokens]
 
 
+def test_too_few_texts_are_named(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts", num_texts=3)
+    plan = PLAN.model_copy(update={"num_steps": 12})
+    with pytest.raises(ConfigError, match="data: 3 texts are too few: of at least 14"):
+        Trainer(random_drafter(), random_target(), texts, plan, tmp_path)
+
+
+def test_a_run_of_another_plan_begins_its_journal_anew(tmp_path: Path) -> None:
+    run = trainer(tmp_path / "run", write_texts(tmp_path / "texts"))
+    run.note(held_out="of another run")
+    run.begin()
+    assert run.first_note() == run.measure()._asdict()
+
+
 def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no shard"):
         Texts(tmp_path)

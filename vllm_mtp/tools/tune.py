@@ -217,7 +217,7 @@ def _train(
         target = model.target(ranks.device, drafted)
         trainer = Trainer(drafter, target, Texts(folder), plan, run)
         if not trainer.resume():
-            trainer.note(held_out=trainer.measure()._asdict())
+            trainer.begin()
         _watched(trainer, console)
         after = trainer.measure()
         before = trainer.first_note()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
+from vllm_mtp.config import ConfigError
 from vllm_mtp.tune.data import Batches, Window
 from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.shards import Place, Texts
@@ -83,6 +84,9 @@ class Trainer:
             texts: All.
             plan: Of the run.
             folder: For the journal and what resumes the run.
+
+        Raises:
+            ConfigError: There are too few texts.
         """
         self.drafter, self.target, self.plan = drafter, target, plan
         self.folder = folder
@@ -104,6 +108,12 @@ class Trainer:
             betas=_BETAS,
         )
         per_epoch = len(self.trained.of_epoch(0)) // self.num_ranks
+        if not per_epoch or not self.held_out.windows:
+            raise ConfigError(
+                f"data: {len(texts.places)} texts are too few: of at least "
+                f"{plan.num_steps + 2} tokens there must be a batch for each rank and "
+                "one held-out text"
+            )
         self.num_updates = max(1, math.ceil(per_epoch * plan.epochs))
 
     def _batches(self, texts: Texts, places: Sequence[Place]) -> Batches:
@@ -236,6 +246,13 @@ class Trainer:
                 for each in (acceptance, agreement)
             ),
         )
+
+    def begin(self) -> None:
+        """Measure before the first update, in a journal that has nothing else."""
+        measured = self.measure()
+        if self.rank == 0:
+            (self.folder / JOURNAL_FILE).unlink(missing_ok=True)
+        self.note(held_out=measured._asdict())
 
     def note(self, **entry: Any) -> None:
         """Append a line to the journal."""
