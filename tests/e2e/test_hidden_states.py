@@ -35,6 +35,7 @@ def recorded(
     }
     jobs = Jobs(str(model), prompts, max_tokens, [engine], **more)
     (result,) = run_jobs(jobs)
+    assert (result.num_preemptions > 0) == ("num_gpu_blocks_override" in engine)
     texts = Texts(folder)
     found = [texts.read(place, 0, 10**6) for place in texts.places]
     return result.continuations, sorted(found, key=lambda text: int(text.name))

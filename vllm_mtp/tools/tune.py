@@ -33,7 +33,7 @@ from vllm_mtp.tools.tune_texts import Answering, collect_texts
 from vllm_mtp.tools.tune_verdict import Verdict, judge
 
 TEXTS_FOLDER, RUN_FOLDER = "texts", "run"
-JOURNAL_FILE, PICTURE = "journal.jsonl", "tuning.svg"
+PICTURE = "tuning.svg"
 MEASURE_EVERY = 200
 """Updates between two measurements on held-out texts."""
 
@@ -153,6 +153,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
     _print_measured(tuning, console)
     if is_first and find_spec("matplotlib") is not None:
         from vllm_mtp.tune.plots import draw
+        from vllm_mtp.tune.train import JOURNAL_FILE
 
         draw(options.output / RUN_FOLDER / JOURNAL_FILE, options.output / PICTURE)
     return verdict

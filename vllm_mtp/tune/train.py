@@ -145,9 +145,10 @@ class Trainer:
     def _rest(self) -> Iterator[Batch]:
         progress = self.progress
         while progress.update < self.num_updates:
-            mine = self.trained.of_epoch(progress.epoch)[self.rank :: self.num_ranks]
+            epoch = self.trained.of_epoch(progress.epoch)
+            mine = epoch[self.rank :: self.num_ranks]
             # Ranks make the same number of updates.
-            per_epoch = len(self.trained.of_epoch(progress.epoch)) // self.num_ranks
+            per_epoch = len(epoch) // self.num_ranks
             for windows in mine[progress.batch : per_epoch]:
                 if progress.update == self.num_updates:
                     return

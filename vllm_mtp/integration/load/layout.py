@@ -4,8 +4,8 @@ Converters leave MTP layers as they were while they quantize the trunk, keep the
 file that the index does not list, put ``language_model.`` before every name, and heads
 are published alone, quantized or not unlike the target. vLLM builds the draft model
 with the target's quantization and reads the listed files under their own names. Where
-that leaves weights out, the ways of `layouts` are tried on the meta device
-(`dry_load.py`), and the first that takes all of them is the one to load by.
+that leaves weights out, other layouts are tried on the meta device (`trial.py`), and
+the first that takes all of them is the one to load by.
 """
 
 import copy

@@ -128,7 +128,9 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         output, num_sampled, num_rejected = result
         self._speculator.commit(output.sampled_token_ids, num_sampled)
         if self._speculator.recorder is not None:
-            rows = rows_of_step(hidden_states, input_batch, num_rejected)
+            # As drafts read them, which of some models are others.
+            read = self._speculator.target_hidden_states(self._speculator._step)
+            rows = rows_of_step(read, input_batch, num_rejected)
             self._speculator.recorder.record(rows)
         if self._leaves_out:
             # Here before vLLM's copy of the tokens, for which the host waits anyhow.

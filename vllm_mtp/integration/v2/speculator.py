@@ -334,13 +334,14 @@ def replace_speculator(runner: Any, rollback: Rollback) -> None:
         runner: vLLM's V2 model runner. Only the last pipeline rank has a speculator.
         rollback: of the runner's worker.
     """
-    if has_extra_heads(runner.speculative_config):
+    has_heads = has_extra_heads(runner.speculative_config)
+    if has_heads:
         runner.use_aux_hidden_state_outputs = True
     theirs = runner.speculator
     if theirs is None:
         return
     ours = OURS_BY_THEIRS[type(theirs)]
-    if runner.use_aux_hidden_state_outputs:
+    if has_heads:
         ours = MTPPlusHeadsSpeculator
     # The cached draft logits alone can be gigabytes: free them before ours are made.
     runner.speculator = None
