@@ -17,7 +17,7 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.tune.data import Batches
 from vllm_mtp.tune.shards import Texts
 from vllm_mtp.tune.train import Progress, Trainer, split
-from vllm_mtp.tune.unroll import Batch, step_weights
+from vllm_mtp.tune.unroll import Batch
 
 
 def trainer(folder: Path, texts: Texts) -> Trainer:
@@ -149,13 +149,14 @@ class BothRanks(Trainer):
             parts.append(self._counted())
         self.num_ranks, self.progress = 1, Progress()
         for batches in zip(*parts, strict=True):
-            weights = step_weights(PLAN.num_steps, PLAN.step_decay)
-            found = [self._backward(batch, weights) for batch in batches]
+            placed = map(self.updates.place, batches)
+            found = [self.updates.backward(batch) for batch in placed]
             for parameter in self.drafter.parameters():
                 assert parameter.grad is not None
                 parameter.grad /= 2
-            self._step()
-            self._remember(torch.cat([each.found for each in found], -1))
+            self.updates.step(self._rate_share())
+            every = torch.cat([each.found for each in found], -1)
+            self.updates.remember(every, self.progress.update)
             self.progress.update += 1
             losses.append(float(found[0].total))
         return losses

@@ -112,7 +112,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
         ConfigError: Model, prompts or texts cannot be used.
         ServerError: An engine failed.
     """
-    from vllm_mtp.tune.checkpoint import Checkpoint
+    from vllm_mtp.tune.checkpoint import Checkpoint, local_folder
 
     is_first = int(os.environ.get("RANK", "0")) == 0
     if not is_first:
@@ -163,15 +163,6 @@ def speculation(head: str | None) -> dict[str, Any]:
     """Config of an engine that drafts from the whole vocabulary."""
     own = {"method": METHOD, "draft_vocab": FULL}
     return own if head is None else own | {"model": head}
-
-
-def local_folder(model: str) -> Path:
-    """The folder of a model, which is downloaded if it has none."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
 
 
 def _prompts_of(options: TuneOptions, model: str) -> tuple[list[Prompt], list[Prompt]]:
