@@ -30,6 +30,7 @@ logger = init_logger("vllm.mtp_plus")
 MEMORY_FOLDER = Path("/dev/shm")
 MAX_STEPS = 3
 """Draft steps that are trained, as FastMTP (arXiv 2509.18362): later ones follow."""
+TRAINER = (sys.executable, "-m", "vllm_mtp.tune.trainer_process")
 MAX_STARTS = 3
 """Of a trainer that ends by itself."""
 _TEXTS = 64
@@ -124,10 +125,16 @@ class Traffic:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def take_levels(self) -> Mapping[str, float]:
-        """For the metrics; empty if nothing is new."""
+        """The same if something is new; else empty."""
         if not self._has_news:
             return {}
-        self._has_news, state = False, self._state
+        self._has_news = False
+        return self.levels
+
+    @property
+    def levels(self) -> Mapping[str, float]:
+        """For the metrics; without what is not known."""
+        state = self._state
         found = {
             stats.ADAPTING: float(self.recorder is not None),
             stats.ADAPTED_HEAD: float(self._served),
@@ -185,10 +192,9 @@ class _Trainer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._num_starts += 1
-        command = [sys.executable, "-m", "vllm_mtp.tune.trainer_process"]
         with self._log_file.open("wb") as log:
             return subprocess.Popen(
-                [*command, str(self._plan_file)],
+                [*TRAINER, str(self._plan_file)],
                 stdin=subprocess.PIPE,  # closed when this process ends: so it ends,
                 start_new_session=True,  # and not before, by a signal to all of us
                 stdout=log,
