@@ -116,6 +116,8 @@ def test_requests_are_recorded_unless_they_refuse(heads: dict[str, str]) -> None
         assert min(lengths) >= min(map(len, PROMPTS)) + 8 - 1
         # Where the inbox is full nothing comes.
         kept._inbox_bytes = 0
+        greedy(llm, PROMPTS[:1], 1)
+        kept.recorder.write()  # the one that came before
         greedy(llm, PROMPTS, 4)
         greedy(llm, PROMPTS[:1], 1)
         assert kept.recorder.num_ended == kept.recorder.num_running == 0

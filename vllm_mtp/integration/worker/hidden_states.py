@@ -176,6 +176,10 @@ class Recorder:
             _now(device),
         )
 
+    def _add_all(self) -> None:
+        while self._copied:
+            self._add(self._copied.popleft())
+
     def _add(self, copied: _Copied) -> None:
         if copied.is_here is not None:
             copied.is_here.synchronize()
@@ -212,8 +216,7 @@ class Recorder:
 
     def end(self, request_ids: Collection[str]) -> None:
         """These get no more rows."""
-        while self._copied:
-            self._add(self._copied.popleft())
+        self._add_all()
         for request_id in request_ids:
             self._recorded.pop(request_id, None)
             running = self._running.pop(request_id, None)
@@ -229,6 +232,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Write what there is, of requests under way, too."""
+        self._add_all()
         self.end(list(self._running))
         self.write()
 
