@@ -6,10 +6,11 @@ from pathlib import Path
 
 from benchmarks.control.trace_file import read_trace
 from tests.support.benchmarks import run_benchmarks
+from tests.support.shared_engines import sharing_engines
 
 
 def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"COLUMNS": "200"}
+    environ = sharing_engines(os.environ) | {"COLUMNS": "200"}
     return run_benchmarks("trace", *arguments, timeout_s=400, env=environ)
 
 
