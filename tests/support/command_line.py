@@ -2,15 +2,14 @@
 
 import sys
 
+import pytest
+
 
 def vllm_refuses(words: list[str]) -> None:
     """Run a command line that it exits from with 2."""
     from vllm.entrypoints.cli.main import main
 
     sys.argv = ["vllm", *words]
-    try:
+    with pytest.raises(SystemExit) as ended:
         main()
-    except SystemExit as ended:
-        assert ended.code == 2, ended
-    else:
-        raise AssertionError("it was not refused")
+    assert ended.value.code == 2

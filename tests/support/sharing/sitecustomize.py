@@ -1,4 +1,4 @@
-"""With this folder on ``PYTHONPATH`` a command forks its engines from a server of tests.
+"""With this folder on ``PYTHONPATH`` commands fork engines from a server of tests.
 
 On a CPU each command has a process that imports vLLM, eight seconds of a core, to fork
 its engines from. Here that process is the one of `tests/support/shared_engines.py`, and
