@@ -24,7 +24,6 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainin
 from rich.table import Table
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
-from vllm_mtp.drafting.vocabulary import default_num_rows
 from vllm_mtp.tools.option_checks import refuse, resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option, required
 from vllm_mtp.tools.prompts import Prompt, load_prompts
@@ -230,6 +229,7 @@ def _train(
 
 def _drafted(options: TuneOptions, model: Any, folder: Path) -> Any:
     """``[num_rows]`` int64: tokens that may be drafted; None for all."""
+    from vllm_mtp.drafting.vocabulary import default_num_rows
     from vllm_mtp.tune.shards import count_tokens
 
     vocab_size = int(model.text_config["vocab_size"])

@@ -20,7 +20,6 @@ from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EnginePr
 from vllm_mtp.tools.eval_backends import tokenize_prompts
 from vllm_mtp.tools.prompts import Prompt
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
-from vllm_mtp.tune.shards import PATTERN, Texts
 
 KV_CACHE_MIB = 1024
 _WAVE = 4
@@ -110,6 +109,8 @@ def collect_texts(
 
 
 def _names(folder: Path) -> set[str]:
+    from vllm_mtp.tune.shards import PATTERN, Texts
+
     if not any(folder.rglob(PATTERN)):
         return set()
     return {place.name for place in Texts(folder).places}
