@@ -24,6 +24,8 @@ def ray_cluster(num_cpus: int) -> Iterator[None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # The machine's memory is watched by others; a full one must not kill engines.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Ray's workers yield to everybody (15), and starve beside another test.
+        "RAY_worker_niceness": "0",
         # Workers import what the tests import.
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
