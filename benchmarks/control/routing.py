@@ -1,4 +1,4 @@
-"""``python -m benchmarks trace routing``: would routing by acceptance be worth building?
+"""``python -m benchmarks trace routing``: is routing by acceptance worth building?
 
 Two replicas in each held-out world, with equally many running requests and a controller
 each. *Round robin*: either gets requests as they come. *Routed*: one gets those that

@@ -1,6 +1,7 @@
 """``vllm-mtp eval --ray`` and ``tune --ray`` on a real Ray cluster of this machine."""
 
 import json
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 from rich.console import Console
 from typer.testing import CliRunner
@@ -16,13 +18,14 @@ from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.ray_cluster import ray_cluster
 from tests.support.tuning import BothRanks
 from vllm_mtp.cli.main import app
-from vllm_mtp.config import DEFAULT_DRAFT_LENGTH
+from vllm_mtp.config import DEFAULT_DRAFT_LENGTH, ConfigError
 from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.eval import EvalOptions, _journal_of
 from vllm_mtp.tools.eval_backends import Sampling, started_engine
 from vllm_mtp.tools.eval_file import PromptRecord, read_eval_file, record_of
 from vllm_mtp.tools.prompts import load_prompts
-from vllm_mtp.tools.ray_engines import RayEngines
+from vllm_mtp.tools.ray_engines import HostedEngine, RayEngines
+from vllm_mtp.tools.server_process import ServerError
 from vllm_mtp.tools.tune import TEXTS_FOLDER, speculation
 from vllm_mtp.tools.tune_texts import Answering, collect_texts
 from vllm_mtp.tools.tune_train import RUN_FOLDER
@@ -134,6 +137,32 @@ def test_too_small_a_cluster_is_named(tmp_path: Path) -> None:
     assert "ray: 3 engines want a CPU each; the cluster has 2" in result.stderr
 
 
+def idle_engines(num_engines: int) -> RayEngines:
+    """Actors without an engine: what is asked of them needs none."""
+
+    class Idle(HostedEngine):
+        def __init__(self) -> None:
+            pass
+
+    actor: Any = ray.remote(Idle)
+    return RayEngines([actor.remote() for _ in range(num_engines)], lambda line: None)
+
+
+def test_when_no_engine_is_left_a_sentence_says_so() -> None:
+    engines = idle_engines(2)
+    with pytest.raises(ServerError, match="no engine on Ray is left; the last one: "):
+        list(engines.results(lambda engine, order: os._exit(order), [1, 2, 3]))
+    assert engines.num_lost == 2
+
+
+def test_what_an_engine_refuses_is_a_users_error_here_too() -> None:
+    def refuse(engine: Any, order: str) -> None:
+        raise ConfigError(f"prompts: {order}")
+
+    with pytest.raises(ConfigError, match=r"^prompts: too long$"):
+        list(idle_engines(1).results(refuse, ["too long"]))
+
+
 ANSWERING = Answering(24, 256, 2, 1.0, 0.0, "float32", speculation(None))
 """All answers greedy: they are the same whoever gives them."""
 
@@ -174,14 +203,24 @@ def losses_of(journal: Path) -> list[float]:
     return [entry["loss"] for entry in entries if "loss" in entry]
 
 
-def test_two_engines_and_two_ranks_tune_as_one_process_does(
+def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
     one_engines_texts: dict[str, list[int]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The first result is the prompts' tokens; then one is killed while it answers.
     murder = Murder(monkeypatch, after=2)
-    head = tmp_path / "head"
+    head, is_lost = tmp_path / "head", tmp_path / "a-rank-is-lost"
+
+    def lossy(options: Any, folder: Path, command: Sequence[str]) -> None:
+        from vllm_mtp.tools.tune_train import train
+
+        if os.environ["RANK"] == "1" and not is_lost.exists():
+            is_lost.touch()
+            os._exit(1)
+        train(options, folder, command, Console(quiet=True))
+
+    monkeypatch.setattr("vllm_mtp.tools.tune_train._train_rank", lossy)
     options = {
         "num-prompts": NUM_PROMPTS,
         "answer-tokens": ANSWERING.answer_tokens,
@@ -201,6 +240,7 @@ def test_two_engines_and_two_ranks_tune_as_one_process_does(
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     murder.check()
+    assert is_lost.exists()
     assert_same_texts(tokens_of(head / TEXTS_FOLDER), one_engines_texts)
 
     tuning = json.loads((head / TUNING_FILE).read_text())
