@@ -214,10 +214,18 @@ def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
 
     def lossy(options: Any, folder: Path, command: Sequence[str]) -> None:
         from vllm_mtp.tools.tune_train import train
+        from vllm_mtp.tune.train import Trainer
 
-        if os.environ["RANK"] == "1" and not is_lost.exists():
-            is_lost.touch()
-            os._exit(1)
+        update = Trainer._update
+
+        def last_update(run: Trainer, *batch: Any) -> float:
+            loss = update(run, *batch)
+            if run.rank == 1 and not is_lost.exists():
+                is_lost.touch()
+                os._exit(1)
+            return loss
+
+        Trainer._update = last_update  # type: ignore[method-assign]
         train(options, folder, command, Console(quiet=True))
 
     monkeypatch.setattr("vllm_mtp.tools.tune_train._train_rank", lossy)

@@ -61,7 +61,9 @@ def train_on_ray(
 def _sentence(error: Exception) -> Exception:
     """What the user reads: of the first rank that failed."""
     failures: dict[int, Exception] = getattr(error, "worker_failures", {})
-    cause = next(iter(failures.values()), error)
+    # Ray's own processes fail, too: a rank that dies while it starts is one of them.
+    of_controller = getattr(error, "controller_failure", error)
+    cause = next(iter(failures.values()), of_controller)
     cause = getattr(cause, "cause", cause)
     if isinstance(cause, ConfigError):
         return ConfigError(str(cause))
