@@ -26,12 +26,12 @@ from vllm_mtp.tools.plan_cost import Points, RooflineCost
 
 ASSUMPTIONS = (
     "Of a fleet is assumed, too: requests wait at all times, so every batch is full; "
-    "lengths of answers are geometric; "
-    "two all-reduces a layer, 8 us each and their bytes over the link; prompts are "
-    "read 8192 tokens at a time, with the arithmetic of the weights alone, by the "
-    "replica that answers; weights and KV take at most 90 % of the memory; replicas "
-    "share nothing and are loaded alike; GPUs of a replica are in one NVLink domain (of "
-    "H100 and H200 usually 8: larger replicas of them are slower than planned)."
+    "lengths of answers are geometric; two all-reduces a layer, 8 us each and their "
+    "bytes over the link; prompts are read 8192 tokens at a time, with the arithmetic "
+    "of the weights alone, by the replica that answers; weights and KV take at most "
+    "90 % of the memory; replicas share nothing and are loaded alike; GPUs of a "
+    "replica are in one NVLink domain (of H100 and H200 usually 8: larger replicas of "
+    "them are slower than planned)."
 )
 MEMORY_SHARE = 0.9
 ALL_REDUCE_S = 8e-6
