@@ -56,6 +56,7 @@ def plan(
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         from rich.console import Console
 
+        from vllm_mtp.config import ConfigError
         from vllm_mtp.tools.option_checks import parse_list, refuse
         from vllm_mtp.tools.plan import PlanOptions
         from vllm_mtp.tools.plan_fleet import FleetOptions
@@ -86,6 +87,11 @@ def plan(
             context_tokens=context,
         )
         if demand is None:
+            if max_tpot_ms is not None or gpu_hour_price is not None:
+                raise ConfigError(
+                    "demand: name the tokens per second of the fleet that max-tpot-ms "
+                    "and gpu-hour-price are for"
+                )
             run_plan(options, output, Console())
             return
         fleet = FleetOptions(

@@ -35,7 +35,7 @@ def connected() -> Iterator[None]:
     ends with the block.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or nobody answers at ``RAY_ADDRESS``.
     """
     require_ray()
     import ray
@@ -47,6 +47,9 @@ def connected() -> Iterator[None]:
     try:
         ray.init(address="auto", **quiet)
     except ConnectionError:
+        address = os.environ.get("RAY_ADDRESS")
+        if address is not None:
+            raise ConfigError(f"ray: no cluster answers at {address}") from None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
             address="local",

@@ -2,9 +2,9 @@
 
 ``ray.util.ActorPool`` gives orders to engines that are free. An engine that is lost
 (its machine, its process) is not replaced: when the others have done the rest they are
-given its order, so a result is missing only when no engine is left. Ray Data does the
-same work with an actor pool, but keeps an order on the actor that has begun it: on a
-cluster without a spare machine that order waits for ever.
+given its order, so a result is missing only when no engine is left. Ray Data has actor
+pools, too, but keeps an order on the actor that has begun it and starts that again:
+without a spare machine the order waits.
 
 Machines must see the model under the same path, and what an engine writes goes where
 all of them see it.

@@ -173,3 +173,9 @@ def test_a_wrong_option_is_one_sentence(arguments: list[str], words: str) -> Non
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_bound_without_a_demand_is_refused() -> None:
+    result = CliRunner().invoke(app, ["plan", "--max-tpot-ms", "20"])
+    assert result.exit_code == 2
+    assert "demand: name the tokens per second of the fleet" in result.stderr

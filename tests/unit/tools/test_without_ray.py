@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -54,3 +56,22 @@ def test_a_server_and_ray_exclude_each_other(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--ray", "2"])
     assert result.exit_code == 2
     assert "ray: a server has engines of its own; name one of both" in result.stderr
+
+
+def test_a_cluster_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not replaced by one of this machine."""
+
+    def init(**options: Any) -> None:
+        raise ConnectionError
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr("vllm_mtp.tools.ray_cluster.find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    output = str(tmp_path / "e.json")
+    arguments = ["eval", output, "--model", str(TINY_MODEL), "--ray", "2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr == "error: ray: no cluster answers at head:6379\n"
