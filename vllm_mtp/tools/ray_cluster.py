@@ -14,6 +14,11 @@ from vllm_mtp.config import ConfigError
 OBJECT_STORE_BYTES = 200 * 2**20
 """Of a cluster of our own: orders and counts travel through it, no tensors. Ray's
 default is 30 % of the machine's memory."""
+_OF_OUR_CLUSTER = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's workers yield to everybody (15); engines here are what is waited for.
+    "RAY_worker_niceness": "0",
+}
 
 
 def require_ray() -> None:
@@ -50,7 +55,8 @@ def connected() -> Iterator[None]:
         address = os.environ.get("RAY_ADDRESS")
         if address is not None:
             raise ConfigError(f"ray: no cluster answers at {address}") from None
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _OF_OUR_CLUSTER.items():
+            os.environ.setdefault(name, value)
         ray.init(
             address="local",
             include_dashboard=False,
