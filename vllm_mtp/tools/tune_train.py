@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vllm_mtp.drafting.vocabulary import default_num_rows
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.provenance import collect_provenance
 from vllm_mtp.tools.ray_train import following, train_on_ray
 
@@ -58,7 +59,7 @@ def train(
     from vllm_mtp.tune.shards import Texts
     from vllm_mtp.tune.train import Trainer
 
-    model = Checkpoint(local_folder(options.model))
+    model = Checkpoint(local_folder(resolve_model(options.model)))
     source = model if options.draft_model is None else Checkpoint(options.draft_model)
     # Each of several layers drafts one token.
     several = source.num_mtp_layers if source.num_mtp_layers > 1 else 16
