@@ -212,21 +212,27 @@ def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
     murder = Murder(monkeypatch, after=2)
     head, is_lost = tmp_path / "head", tmp_path / "a-rank-is-lost"
 
+    begun = tmp_path / "updates-begun-by-rank-0"
+
     def lossy(options: Any, folder: Path, command: Sequence[str]) -> None:
-        from vllm_mtp.tools.tune_train import train
+        """Saves every update; rank 1 is lost before the second one."""
+        from vllm_mtp.tools import tune_train
         from vllm_mtp.tune.train import Trainer
 
         update = Trainer._update
 
-        def last_update(run: Trainer, *batch: Any) -> float:
-            loss = update(run, *batch)
-            if run.rank == 1 and not is_lost.exists():
+        def watched(run: Trainer, *batch: Any) -> float:
+            if run.rank == 0:
+                with begun.open("a") as file:
+                    file.write(f"{run.progress.update}\n")
+            elif run.progress.update == 1 and not is_lost.exists():
                 is_lost.touch()
                 os._exit(1)
-            return loss
+            return update(run, *batch)
 
-        Trainer._update = last_update  # type: ignore[method-assign]
-        train(options, folder, command, Console(quiet=True))
+        Trainer._update = watched  # type: ignore[method-assign]
+        tune_train.MEASURE_EVERY = 1
+        tune_train.train(options, folder, command, Console(quiet=True))
 
     monkeypatch.setattr("vllm_mtp.tools.tune_train._train_rank", lossy)
     options = {
@@ -249,6 +255,8 @@ def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
     assert result.exit_code == 0, result.output
     murder.check()
     assert is_lost.exists()
+    updates = begun.read_text().split()
+    assert updates == ["0", "1", *map(str, range(1, len(updates) - 1))]
     assert_same_texts(tokens_of(head / TEXTS_FOLDER), one_engines_texts)
 
     tuning = json.loads((head / TUNING_FILE).read_text())

@@ -81,6 +81,21 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert not other.resume()
 
 
+@pytest.mark.parametrize(("other", "agrees"), [(400, True), (200, False), (-1, False)])
+def test_ranks_go_on_from_the_same_update_or_begin_anew(
+    other: int, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(tmp_path / "run", write_texts(tmp_path / "texts"))
+    run.num_ranks = 2
+
+    def all_reduce(mine: torch.Tensor, op: torch.distributed.ReduceOp) -> None:
+        assert op == torch.distributed.ReduceOp.MIN
+        mine.copy_(torch.minimum(mine, torch.tensor([other, -other])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    assert run._is_of_all_ranks(400) == agrees
+
+
 def test_texts_are_held_out_whole_and_stay_so(tmp_path: Path) -> None:
     texts = write_texts(tmp_path)
     held_out, others = split(texts.places, 0.2)
