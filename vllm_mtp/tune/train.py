@@ -213,12 +213,13 @@ class Trainer:
         return self.plan.model_dump(), num_tokens, self.num_ranks
 
     def resume(self) -> bool:
-        """Go on where a run of the same plan and data was saved; False if none was."""
-        path = self.folder / f"{self.rank}-{RESUME_FILE}"
-        if not path.is_file():
-            return False
-        saved = torch.load(path, map_location=self.updates.device, weights_only=False)
-        if saved["decided_by"] != self._decided_by:
+        """Go on where a run of the same plan and data was saved; False if none was.
+
+        All ranks do, or none: one may have been lost while the others saved.
+        """
+        saved = self._saved()
+        update = -1 if saved is None else saved["progress"]["update"]
+        if not self._is_of_all_ranks(update) or saved is None:
             return False
         model, optimizer = saved["state"]
         if self.num_ranks > 1:
@@ -236,6 +237,24 @@ class Trainer:
         self.progress = Progress(**saved["progress"])
         self.updates.mean_acceptance.copy_(saved["mean_acceptance"])
         return True
+
+    def _saved(self) -> dict[str, Any] | None:
+        """What this rank has saved of this run."""
+        path = self.folder / f"{self.rank}-{RESUME_FILE}"
+        if not path.is_file():
+            return None
+        saved: dict[str, Any] = torch.load(
+            path, map_location=self.updates.device, weights_only=False
+        )
+        return saved if saved["decided_by"] == self._decided_by else None
+
+    def _is_of_all_ranks(self, update: int) -> bool:
+        if self.num_ranks == 1:
+            return True
+        extremes = torch.tensor([update, -update], device=self.updates.device)
+        distributed.all_reduce(extremes, distributed.ReduceOp.MIN)
+        lowest, highest = extremes[0].item(), -extremes[1].item()
+        return lowest == highest
 
 
 def split(
