@@ -16,7 +16,7 @@ from vllm_mtp.tune.checkpoint import Checkpoint, stored_weights
 from vllm_mtp.tune.judgement import MIN_TEXTS, Gain, gain, lengths_by_text
 from vllm_mtp.tune.reservoir import KEPT, Reservoir, num_waiting_bytes
 from vllm_mtp.tune.shards import PATTERN, Text
-from vllm_mtp.tune.trainer_process import take_cores
+from vllm_mtp.tune.trainer_process import CANNOT_ADAPT, take_cores
 from vllm_mtp.tune.unroll import Batch
 from vllm_mtp.tune.updates import measure_drafts
 
@@ -285,9 +285,12 @@ def test_a_model_that_cannot_be_adapted_is_named(
     plan = tmp_path / "plan.json"
     plan.write_text(plan_of(tmp_path, tmp_path / "gone").model_dump_json())
     (tmp_path / "gone").mkdir()
-    command = [sys.executable, "-m", "vllm_mtp.tune.trainer_process", str(plan)]
-    ended = subprocess.run(
-        command, stdin=subprocess.PIPE, capture_output=True, text=True
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_mtp.tune.trainer_process", str(plan)],
+        stdin=subprocess.PIPE,  # open: else it ends as with its server
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert ended.returncode == 3
-    assert "config.json cannot be read" in ended.stderr
+    assert process.wait(120) == CANNOT_ADAPT
+    assert process.stderr is not None
+    assert "config.json cannot be read" in process.stderr.read()
