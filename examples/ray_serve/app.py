@@ -41,6 +41,7 @@ class AppOptions(Options):
     )
     cpu: bool = option(False, "Run on CPU cores, one for each replica.")
     dtype: str = option("auto", "Of the model.")
+    autoscaling: dict[str, Any] = option({}, "More for Serve's autoscaling (JSON).")
 
     def __post_init__(self) -> None:
         """Check every option; see `Options`."""
@@ -73,25 +74,32 @@ def llm_config(options: AppOptions) -> dict[str, Any]:
                 "target_ongoing_requests": options.requests_at_once / 2,
                 "upscale_delay_s": 10,
                 "downscale_delay_s": 120,
+                **options.autoscaling,
             },
             # More wait at the router: what has not begun is not lost with a replica.
             "max_ongoing_requests": options.requests_at_once,
             "health_check_period_s": 2,
             # A rolling update lets answers end that have begun.
             "graceful_shutdown_timeout_s": 120,
+            # A replica on a CPU is one core: that of its engine.
+            **({"ray_actor_options": {"num_cpus": 0}} if options.cpu else {}),
         },
-        **(_ON_CPU if options.cpu else {}),
+        **_hardware(options.cpu),
         **({"callback_config": _LOCAL} if Path(options.model).is_dir() else {}),
     }
 
 
-_ON_CPU = {
-    "accelerator_config": {"kind": "cpu"},
-    "placement_group_config": {"bundles": [{"CPU": 1}]},
-    # vLLM spreads threads over all cores, which replicas share.
-    "runtime_env": {"env_vars": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}},
-}
 _LOCAL = {"callback_class": "examples.ray_serve.local_model:LocalModel"}
+
+
+def _hardware(cpu: bool) -> dict[str, Any]:
+    """Ray Serve LLM takes a GPU for each rank unless told otherwise."""
+    if not cpu:
+        return {}
+    return {
+        "accelerator_config": {"kind": "cpu"},
+        "placement_group_config": {"bundles": [{"CPU": 1}]},
+    }
 
 
 def _engine_arguments(options: AppOptions) -> dict[str, Any]:
@@ -155,8 +163,12 @@ def build(arguments: dict[str, str]) -> Any:
     for name, value in arguments.items():
         if name not in types:
             raise ConfigError(f"{name}: no such option; expected {', '.join(types)}")
+        kind = TypeAdapter(types[name])
+        is_json = value.startswith("{")
         try:
-            values[name] = TypeAdapter(types[name]).validate_python(value)
+            values[name] = (
+                kind.validate_json(value) if is_json else kind.validate_python(value)
+            )
         except ValidationError as error:
             why = error.errors()[0]["msg"]
             raise ConfigError(f"{name}: {value!r} is not allowed: {why}") from None

@@ -1,6 +1,6 @@
 """A replica whose model is in a folder downloads nothing."""
 
-from ray.serve.llm import CallbackBase
+from ray.llm._internal.common.callbacks.base import CallbackBase
 
 
 class LocalModel(CallbackBase):  # type: ignore[misc, unused-ignore]

@@ -6,13 +6,20 @@ everybody's is in ``tests/e2e/test_serve.py``.
 """
 
 import multiprocessing
+import sys
 from multiprocessing.context import BaseContext
 
 _get_context = multiprocessing.get_context
 
 
 def _get_forking_context(method: str | None = None) -> BaseContext:
-    return _get_context("fork" if method == "spawn" else method)
+    return _get_context("fork" if method == "spawn" and _may_fork() else method)
+
+
+def _may_fork() -> bool:
+    """Not within a worker of Ray, whose threads would be missing."""
+    ray = sys.modules.get("ray")
+    return ray is None or not ray.is_initialized()
 
 
 multiprocessing.get_context = _get_forking_context

@@ -38,7 +38,7 @@ class KeptController:
 
     def save_if_due(self) -> None:
         """Called where steps are delivered."""
-        self._file.save_if_due(self._take)
+        self._file.save_if_due(self._controller.cost._num_steps, self._take)
 
     def close(self) -> None:
         """The engine ends."""

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,8 +26,10 @@ logger = init_logger("vllm.mtp_plus")
 
 MAX_STATE_BYTES = 2**20
 """Of a file: 48 sizes of batch at K_max = 16 take a third of it."""
-FIRST_SAVE_S, SAVE_PERIOD_S = 5.0, 30.0
-"""A server that is killed loses what it learned since the last time."""
+SAVE_PERIOD_S, MIN_NEW_STEPS = 10.0, 64
+"""Between two writes, both. A server that is killed loses what it learned since."""
+STALE_S = 600.0
+"""Age of what a writer that was killed has left."""
 LAST_SAVE_TIMEOUT_S = 5.0
 """Storage that does not answer must not keep a server from ending."""
 
@@ -58,7 +61,7 @@ class StateFile(Generic[Content]):
         """
         self.path = folder / name
         self._kind, self._identity = kind, identity
-        self._next_save_s = time.monotonic() + FIRST_SAVE_S
+        self._next_save_s, self._next_save_steps = 0.0, MIN_NEW_STEPS
         self._writer: threading.Thread | None = None
 
     def read(self) -> Content | None:
@@ -86,16 +89,20 @@ class StateFile(Generic[Content]):
         """Say why the server starts cold."""
         logger.warning("mtp_plus starts cold: %s: %s", self.path, reason)
 
-    def save_if_due(self, take: Callable[[], Content]) -> None:
+    def save_if_due(self, num_steps: int, take: Callable[[], Content]) -> None:
         """Write, now and then, in a thread: storage may be slow.
 
         Args:
+            num_steps: That something was learned from, since the start.
             take: What to write; called at once, if at all.
         """
+        if num_steps < self._next_save_steps:
+            return
         now_s = time.monotonic()
         if now_s < self._next_save_s or (self._writer and self._writer.is_alive()):
             return
         self._next_save_s = now_s + SAVE_PERIOD_S
+        self._next_save_steps = num_steps + MIN_NEW_STEPS
         self.save(take())
 
     def save(self, content: Content) -> None:
@@ -111,6 +118,7 @@ class StateFile(Generic[Content]):
     def _write(self, content: Content) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale(self.path)
             replace_file(self.path, content.model_dump_json().encode())
         except (OSError, ValueError) as error:
             logger.warning_once("mtp_plus cannot write %s: %s", self.path, error)
@@ -134,6 +142,14 @@ def replace_file(path: Path, content: bytes) -> None:
     except BaseException:
         Path(pending).unlink(missing_ok=True)
         raise
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what writers of a file have left that were killed meanwhile."""
+    for pending in path.parent.glob(f".{path.name}.*"):
+        with suppress(FileNotFoundError):  # another server removes it, too
+            if time.time() - pending.stat().st_mtime > STALE_S:
+                pending.unlink()
 
 
 def check_folder(path: str) -> None:

@@ -41,6 +41,7 @@ class KeptVocabulary:
     ) -> None:
         """Let the vocabulary begin with what is there. All ranks call it together."""
         self._policy, self._identity = policy, identity
+        self._num_passes = 0
         name = file_name(identity, "vocabulary")
         self._file = StateFile(folder, name, VocabularyState, identity)
         ranks = get_tp_group()
@@ -61,8 +62,9 @@ class KeptVocabulary:
 
     def save_if_due(self) -> None:
         """Called where a draft pass begins. Waits for the device, when it saves."""
+        self._num_passes += 1
         if self._writes:
-            self._file.save_if_due(self._take)
+            self._file.save_if_due(self._num_passes, self._take)
 
     def _take(self) -> VocabularyState:
         vocabulary: DraftVocabulary = self._policy.vocabulary

@@ -1,0 +1,83 @@
+"""What crosses to a worker of Ray, and what arrives there, where no plugin is loaded."""
+
+import pickle
+from typing import Any
+
+from vllm.config import VllmConfig
+
+STOP_CHANCES = {"a": ([0.5, -1.0], 0.7, [0.6, 0.3])}
+
+
+def cross(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Send a config and messages to a fresh process of Ray.
+
+    Returns:
+        What it says of the config, and whether messages came back as they were sent.
+    """
+    import ray
+
+    messages = make_messages()
+    look = ray.remote(look_at).options(num_cpus=0)
+    seen, returned = ray.get(look.remote(vllm_config, messages))
+    same = {
+        name: pickle.dumps(returned[name]) == pickle.dumps(message)
+        and type(returned[name]) is type(message)
+        for name, message in messages.items()
+    }
+    return {**seen, "same": same}
+
+
+def look_at(
+    vllm_config: VllmConfig, messages: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """In the other process."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.metrics.loggers import StatLoggerManager
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm_mtp.integration.load.settings import settings_of
+    from vllm_mtp.integration.load.wrapping import is_wrapped
+
+    front_end = {
+        "StatLoggerManager": is_wrapped(StatLoggerManager, "__init__"),
+        "SamplingParams": is_wrapped(SamplingParams, "_validate_spec_decode"),
+        "RequestSpecDecodeMetrics": is_wrapped(RequestSpecDecodeMetrics, "to_dict"),
+    }
+    worker = resolve_obj_by_qualname(vllm_config.parallel_config.worker_cls)
+    scheduler = vllm_config.scheduler_config.get_scheduler_cls()
+    seen = {
+        "plugin_loaded": is_wrapped(EngineArgs, "create_engine_config"),
+        "front_end": front_end,
+        "worker": worker.__name__,
+        "scheduler": scheduler.__name__,
+        "options": settings_of(vllm_config).model_dump(mode="json"),
+    }
+    return seen, messages
+
+
+def make_messages() -> dict[str, Any]:
+    """One of each kind that scheduler and workers exchange."""
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    from vllm_mtp.integration.scheduler import messages
+    from vllm_mtp.records import DraftChances, StopRule
+
+    rule = StopRule(
+        {name: DraftChances(*each) for name, each in STOP_CHANCES.items()},
+        [0.0, 0.1, 0.3],
+        0.2,
+    )
+    report = messages.WorkerReport(
+        vocabulary=messages.VocabularyState(0.97, True),
+        shadow_drafts={"a": True},
+        new_weights=("target",),
+        choices={"a": messages.Choice(1, 1)},
+    )
+    return {
+        "step": messages.directed(SchedulerOutput.make_empty(), rule),
+        "drafts": messages.ScoredDraftTokenIds(["a"], [[1, 2]], [(0.5, 0.1)], [2]),
+        "output": messages.with_report(EMPTY_MODEL_RUNNER_OUTPUT, report),
+    }
