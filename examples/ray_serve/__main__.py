@@ -133,8 +133,10 @@ def call_of_tool(client: Any) -> str:
         max_tokens=64,
         temperature=0,
     )
-    (call,) = answer.choices[0].message.tool_calls
-    return f"{call.function.name}({call.function.arguments})"
+    message = answer.choices[0].message
+    calls = message.tool_calls or ()
+    called = [f"{call.function.name}({call.function.arguments})" for call in calls]
+    return ", ".join(called) or f"none, but {message.content!r}"
 
 
 def print_counts(counts: dict[str, Counts], tally: Tally, console: Console) -> None:

@@ -29,7 +29,10 @@ class LocalApplication:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}/v1"
         self.options, self.watch = options, watch
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.start(
+            http_options={"host": "127.0.0.1", "port": port},
+            logging_config={"log_level": "WARNING"},
+        )
         self._run()
 
     def change(self, **options: Any) -> None:

@@ -27,7 +27,7 @@ from examples.ray_serve.local import LocalApplication
 from examples.ray_serve.processes import ProcessWatch
 from tests.support import ray_messages
 from tests.support.engine_jobs import V1
-from tests.support.engines import engine, forking_servers, greedy
+from tests.support.engines import draft_counts, engine, forking_servers, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts, heldout_texts
 from tests.support.ray_executor import cores_for_gpus
 from tests.support.weight_layouts import MODEL_FILE, save, split
@@ -57,7 +57,7 @@ def live(folder: Path) -> dict[str, Any]:
     """
     V1.run(f"{__name__}:run_in_fork", str(folder), folder / "log", TIMEOUT_S)
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
+    return found | {"log": (folder / "log").read_text(errors="replace")}
 
 
 def run_in_fork(folder: str) -> None:
@@ -76,7 +76,7 @@ class _Life:
     """What is tried, in order."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.found = folder, {}
+        self.folder = folder
         self.found: dict[str, Any] = {"seconds": {}}
         self._prompts = heldout_prompts(NUM_TEXTS, max_tokens=48)
         self._began_s = time.monotonic()
@@ -115,6 +115,8 @@ class _Life:
             self.found["worker_pids"] = list(watch.living("CPURayWorker"))
             self.found["crossed"] = ray_messages.cross(llm.llm_engine.vllm_config)
             self.found["executor_equals"] = self._equals(llm)
+            counts = draft_counts(llm)
+            self.found["executor_num_accepted"] = counts.num_accepted_tokens
             llm.collective_rpc("reload_weights")
             self.found["equals_after_update"] = self._equals(llm)
             os.kill(self.found["worker_pids"][0], signal.SIGKILL)
@@ -138,6 +140,7 @@ class _Life:
             autoscaling=QUICK,
         )
         application = LocalApplication(options, watch)
+        self.found["num_processes"] = len(watch.living())
         self._done("one replica")
         self._answers(application)
         self._scales_up_and_one_dies(application)
@@ -151,6 +154,7 @@ class _Life:
         client = connect(application.url)
         text = self._texts()[0]
         self.found["streamed"] = list(stream(client, text, NUM_TOKENS))
+        self.found["streamed_text"] = Clients(application.url, 1).ask(text, NUM_TOKENS)
         self.found["tool_call"] = call_of_tool(client)
         self.found["refused"] = _error_of(
             lambda: Clients(application.url, 1).ask(text, 4, {"mtp_plus_k": 99})
