@@ -21,6 +21,7 @@ from benchmarks.rollback.command import run_rollback
 from benchmarks.rollback.options import RollbackBenchOptions
 from benchmarks.steps import StepBench
 from benchmarks.vocabulary import VocabularyBench
+from benchmarks.warm_start import WarmStartBench
 from vllm_mtp.cli.command import command_of
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
     *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench),
+    WarmStartBench,
 )
 app.command()(
     command_of(

@@ -30,6 +30,7 @@ WEATHER_TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "maxLength": 12}},
@@ -70,7 +71,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         console.print(f"Ray, and {options.replicas} replicas: starting")
         with local_application(_application(options, model, folder)) as application:
             console.print(f"{application.num_running()} replicas at {application.url}")
-            tally, counts = _ask(application, prompts, options, console)
+            tally, counts = ask(application, prompts, options, console)
     console.print("Ray has stopped; no process is left.")
     print_counts(counts, tally, console)
     if tally.num_lost or len(counts) < options.replicas:
@@ -88,13 +89,20 @@ def _application(options: DemoOptions, model: str, folder: str) -> AppOptions:
     )
 
 
-def _ask(
+def ask(
     application: LocalApplication,
     prompts: Sequence[str],
     options: DemoOptions,
     console: Console,
 ) -> tuple[Tally, dict[str, Counts]]:
-    """Completions, a streamed answer, a call of a tool; then what replicas counted."""
+    """Completions, a streamed answer, a call of a tool; then what replicas counted.
+
+    Args:
+        application: To be asked.
+        prompts: Of the completions; the first one's answer is streamed, too.
+        options: How many tokens, and how many replicas must have counted something.
+        console: Shows the answers.
+    """
     tally = Clients(application.url, 8).send(prompts, options.max_tokens)
     client = connect(application.url)
     console.out(prompts[0][-100:], style="dim", highlight=False, end="")
@@ -130,7 +138,7 @@ def call_of_tool(client: Any) -> str:
         messages=[{"role": "user", "content": "How is the weather in Rome?"}],
         tools=[WEATHER_TOOL],
         tool_choice={"type": "function", "function": {"name": "get_weather"}},
-        max_tokens=64,
+        max_tokens=128,
         temperature=0,
     )
     message = answer.choices[0].message

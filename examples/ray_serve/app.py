@@ -7,14 +7,15 @@ On a cluster, from a clone that every node can import (or copy this file)::
 A changed argument and the same command again is a rolling update.
 """
 
-import importlib
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 
 SERVED_NAME = "m"
@@ -60,11 +61,15 @@ class AppOptions(Options):
 
 
 def llm_config(options: AppOptions) -> dict[str, Any]:
-    """What ``ray.serve.llm.LLMConfig`` is made of."""
+    """What ``ray.serve.llm.LLMConfig`` is made of.
+
+    Raises:
+        ConfigError: The model is neither a checkpoint's folder nor a name on the hub.
+    """
     return {
         "model_loading_config": {
             "model_id": SERVED_NAME,
-            "model_source": options.model,
+            "model_source": resolve_model(options.model),
         },
         "engine_kwargs": _engine_arguments(options),
         "deployment_config": {
@@ -126,10 +131,8 @@ def require_ray() -> None:
         ConfigError: Ray is not installed.
     """
     for package in ("ray", "jsonref"):
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise ConfigError(f"needs {package}; install vllm-mtp[ray]") from None
+        if find_spec(package) is None:
+            raise ConfigError(f"needs {package}; install vllm-mtp[ray]")
 
 
 def make_application(options: AppOptions) -> Any:
@@ -139,6 +142,7 @@ def make_application(options: AppOptions) -> Any:
         ConfigError: Ray is not installed.
     """
     require_ray()
+    config = llm_config(options)
     from ray.serve.llm import LLMConfig, build_openai_app
 
     ingress = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0}}
@@ -146,7 +150,7 @@ def make_application(options: AppOptions) -> Any:
         ingress = {}
     return build_openai_app(
         {
-            "llm_configs": [LLMConfig(**llm_config(options))],
+            "llm_configs": [LLMConfig(**config)],
             "ingress_deployment_config": ingress,
         }
     )

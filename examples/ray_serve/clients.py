@@ -53,9 +53,7 @@ class Clients:
             max_tokens: Generated for each.
         """
         done = itertools.count()
-        return self.send_until(
-            lambda: next(done) >= len(prompts), prompts, max_tokens
-        )
+        return self.send_until(lambda: next(done) >= len(prompts), prompts, max_tokens)
 
     def send_until(
         self, is_over: Callable[[], bool], prompts: Sequence[Prompt], max_tokens: int

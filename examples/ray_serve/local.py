@@ -1,4 +1,4 @@
-"""The application on this machine: started, changed, and asked, for as long as needed."""
+"""The application on this machine: started, changed and asked, as long as needed."""
 
 import time
 from collections.abc import Callable, Iterator

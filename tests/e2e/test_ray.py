@@ -66,7 +66,18 @@ def test_an_actor_that_dies_ends_the_engine_and_is_named(life) -> None:
 def test_answers_are_streamed_and_tools_called(life) -> None:
     assert len(life["streamed"]) > 1
     assert "".join(life["streamed"]) == life["streamed_text"]
-    assert life["tool_call"].startswith('get_weather({"city"')
+    assert 'A tool is called: get_weather({"city"' in life["demo"]
+
+
+def test_the_demo_shows_what_each_replica_has_accepted(life) -> None:
+    (line,) = [each for each in life["demo"].splitlines() if each.startswith("│")]
+    _, drafted, accepted, tokens_per_step = (
+        each.strip() for each in line.strip("│").split("│")
+    )
+    assert int(drafted) > 50
+    assert 0 < int(accepted) <= 100
+    assert 1.0 < float(tokens_per_step) < 9.0
+    assert "Requests: 8 sent, 0 failed, 0 tried again, 0 lost." in life["demo"]
 
 
 def test_a_bad_option_of_a_request_is_refused_by_the_replica(life) -> None:

@@ -197,7 +197,7 @@ BAD: dict[str, tuple[tuple[Any, ...], Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("names, value, reason", BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("names", "value", "reason"), BAD.values(), ids=BAD)
 def test_a_file_that_does_not_fit_is_ignored_with_one_line(
     names, value, reason, tmp_path, teacher, warnings
 ) -> None:

@@ -4,6 +4,7 @@ In a process of its own, forked from one that has imported vLLM: Ray and Ray Ser
 change the process that they run in.
 """
 
+import io
 import json
 import os
 import shutil
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from examples.ray_serve.__main__ import call_of_tool, stream
+from examples.ray_serve.__main__ import DemoOptions, ask, print_counts, stream
 from examples.ray_serve.app import AppOptions
 from examples.ray_serve.by_replica import read_counts
 from examples.ray_serve.clients import Clients, Tally, connect
-from examples.ray_serve.cluster import OBJECT_STORE_BYTES, local_ray
+from examples.ray_serve.cluster import local_ray
 from examples.ray_serve.local import LocalApplication
 from examples.ray_serve.processes import ProcessWatch
 from tests.support import ray_messages
@@ -155,10 +157,18 @@ class _Life:
         text = self._texts()[0]
         self.found["streamed"] = list(stream(client, text, NUM_TOKENS))
         self.found["streamed_text"] = Clients(application.url, 1).ask(text, NUM_TOKENS)
-        self.found["tool_call"] = call_of_tool(client)
+        self._shows_the_demo(application)
         self.found["refused"] = _error_of(
             lambda: Clients(application.url, 1).ask(text, 4, {"mtp_plus_k": 99})
         )
+
+    def _shows_the_demo(self, application: LocalApplication) -> None:
+        """What ``make demo-ray`` does, with one replica."""
+        shown = Console(file=io.StringIO(), width=100)
+        options = DemoOptions(replicas=1, max_tokens=NUM_TOKENS)
+        tally, counts = ask(application, self._texts(), options, shown)
+        print_counts(counts, tally, shown)
+        self.found["demo"] = shown.file.getvalue()
 
     def _scales_up_and_one_dies(self, application: LocalApplication) -> None:
         """Under load that goes on: two replicas, then one of them is killed."""

@@ -1,4 +1,4 @@
-"""What crosses to a worker of Ray, and what arrives there, where no plugin is loaded."""
+"""What crosses to a worker of Ray and arrives there, where no plugin is loaded."""
 
 import pickle
 from typing import Any
@@ -31,12 +31,12 @@ def look_at(
     vllm_config: VllmConfig, messages: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """In the other process."""
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.sampling_params import SamplingParams
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm.v1.metrics.loggers import StatLoggerManager
     from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
-    from vllm.engine.arg_utils import EngineArgs
     from vllm_mtp.integration.load.settings import settings_of
     from vllm_mtp.integration.load.wrapping import is_wrapped
 
