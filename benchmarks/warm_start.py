@@ -135,7 +135,7 @@ class WarmStartBench(Measurement):
         return {
             name: {
                 figure: Spread.of(
-                    [_quotient(*pair[name], figure) for pair in pairs]
+                    [_quotient(pair[name], figure) for pair in pairs]
                 ).as_json()
                 for figure in FIGURES
             }
@@ -159,10 +159,11 @@ def _greedy(max_tokens: int) -> dict[str, Any]:
     return {"temperature": 0.0, "max_tokens": max_tokens}
 
 
-def _quotient(first: Mapping[str, Any], last: Mapping[str, Any], figure: str) -> float:
+def _quotient(rounds: Sequence[Mapping[str, Any]], figure: str) -> float:
+    """Of the first round over the last one."""
     over, under = FIGURES[figure]
     values = []
-    for each in (first, last):
+    for each in rounds:
         counts = {**each, "num_draft_tokens": sum(each["drafted_per_position"])}
         values.append(counts[over] / max(counts[under], 1e-9))
     return float(values[0] / max(values[1], 1e-9))

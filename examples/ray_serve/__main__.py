@@ -1,5 +1,6 @@
 """``python -m examples.ray_serve``: two replicas on this machine, asked and stopped."""
 
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         LeftBehindError: A process had to be ended.
     """
     require_ray()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     model = resolve_model(options.model)
     prompts = [p.plain_text for p in load_prompts(None, model, options.num_prompts)]
     with exit_on_signals(), tempfile.TemporaryDirectory() as folder:
@@ -132,7 +134,7 @@ def stream(client: Any, prompt: str, max_tokens: int) -> Iterator[str]:
 
 
 def call_of_tool(client: Any) -> str:
-    """What the model, made to call a tool, calls it with."""
+    """What the model calls a tool with; it is told to call it."""
     answer = client.chat.completions.create(
         model=SERVED_NAME,
         messages=[{"role": "user", "content": "How is the weather in Rome?"}],
@@ -140,6 +142,9 @@ def call_of_tool(client: Any) -> str:
         tool_choice={"type": "function", "function": {"name": "get_weather"}},
         max_tokens=128,
         temperature=0,
+        # The bundled model, which never saw a tool, would fill it up with blank lines.
+        frequency_penalty=2.0,
+        presence_penalty=2.0,
     )
     message = answer.choices[0].message
     calls = message.tool_calls or ()

@@ -162,12 +162,12 @@ def build(arguments: dict[str, str]) -> Any:
     Raises:
         ConfigError: An option is unknown, or its value is not allowed.
     """
-    types = {each.name: each.type for each in fields(AppOptions)}
+    types: dict[str, Any] = {each.name: each.type for each in fields(AppOptions)}
     values = {}
     for name, value in arguments.items():
         if name not in types:
             raise ConfigError(f"{name}: no such option; expected {', '.join(types)}")
-        kind = TypeAdapter(types[name])
+        kind: TypeAdapter[Any] = TypeAdapter(types[name])
         is_json = value.startswith("{")
         try:
             values[name] = (

@@ -68,7 +68,7 @@ def read_counts() -> dict[str, Counts]:
     import ray
 
     found: dict[str, Counts] = {}
-    for node in ray.nodes():
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
             address, port = node["NodeManagerAddress"], node["MetricsExportPort"]
             found |= counts_by_replica(http_get(f"http://{address}:{port}/metrics"))

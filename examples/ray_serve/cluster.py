@@ -79,7 +79,7 @@ def _running(num_cpus: int, folder: str, watch: ProcessWatch) -> Iterator[Proces
         )
         yield watch
     finally:
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
         left = watch.end_all()
         if left:

@@ -1,5 +1,6 @@
 """The application on this machine: started, changed and asked, as long as needed."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class LocalApplication:
         """
         from ray import serve
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}/v1"
         self.options, self.watch = options, watch
@@ -54,8 +56,8 @@ class LocalApplication:
         from ray import serve
 
         status = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
-        running: int = status.replica_states.get("RUNNING", 0)
-        return running
+        counts = {state.value: n for state, n in status.replica_states.items()}
+        return counts.get("RUNNING", 0)
 
     def wait_for(self, done: Callable[[], bool], what: str, timeout_s: float) -> float:
         """Wait for something that Serve does by itself.

@@ -67,22 +67,30 @@ class StateFile(Generic[Content]):
     def read(self) -> Content | None:
         """What is in the file, if it is there and belongs to this server."""
         try:
-            with self.path.open("rb") as file:
-                text = file.read(MAX_STATE_BYTES + 1)
+            return self._checked(self._bytes())
         except FileNotFoundError:
             return None
-        except OSError as error:
-            return self.ignore(error.strerror or "cannot be read")
-        if len(text) > MAX_STATE_BYTES:
-            return self.ignore(f"has more than {MAX_STATE_BYTES} bytes")
-        try:
-            content = self._kind.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "file"
-            return self.ignore(f"{where}: {first['msg']}")
+            self.ignore(f"{where}: {first['msg']}")
+        except OSError as error:
+            self.ignore(error.strerror or "cannot be read")
+        except ValueError as error:
+            self.ignore(str(error))
+        return None
+
+    def _bytes(self) -> bytes:
+        with self.path.open("rb") as file:
+            text = file.read(MAX_STATE_BYTES + 1)
+        if len(text) > MAX_STATE_BYTES:
+            raise ValueError(f"has more than {MAX_STATE_BYTES} bytes")
+        return text
+
+    def _checked(self, text: bytes) -> Content:
+        content = self._kind.model_validate_json(text)
         if content.identity != self._identity:
-            return self.ignore("is of another model, options or hardware")
+            raise ValueError("is of another model, options or hardware")
         return content
 
     def ignore(self, reason: str) -> None:
