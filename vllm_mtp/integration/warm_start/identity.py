@@ -54,8 +54,17 @@ def file_name(identity: dict[str, str], what: str) -> str:
 def hardware() -> str:
     """The device, or the processor and the cores that this process may use."""
     if not current_platform.is_cpu():
-        return str(current_platform.get_device_name())
+        return _device()
     return f"{_processor()} x{len(os.sched_getaffinity(0))}"
+
+
+def _device() -> str:
+    try:
+        return str(current_platform.get_device_name())
+    except Exception:
+        # With workers in Ray's actors a scheduler may run where no GPU is; what its
+        # driver raises then is the driver's affair.
+        return "elsewhere"
 
 
 def _processor() -> str:

@@ -129,7 +129,7 @@ class StateFile(Generic[Content]):
             remove_stale(self.path)
             replace_file(self.path, content.model_dump_json().encode())
         except (OSError, ValueError) as error:
-            logger.warning_once("mtp_plus cannot write %s: %s", self.path, error)
+            logger.warning_once("mtp_plus cannot write %s: %s", self.path, str(error))
 
 
 def replace_file(path: Path, content: bytes) -> None:
