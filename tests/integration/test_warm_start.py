@@ -306,10 +306,11 @@ def test_it_is_saved_now_and_then(
         taken.append(now[0])
         return beliefs.take(teacher, IDENTITY)
 
-    for now[0], num_steps in ((1, 63), (2, 64), (3, 500), (11, 500), (13, 128)):
+    steps_at = ((1, 63), (2, 64), (3, 500), (11, 500), (13, 500), (30, 563), (31, 564))
+    for now[0], num_steps in steps_at:
         file.save_if_due(num_steps, take)
         file.wait()
-    assert taken == [2, 11]
+    assert taken == [2, 13, 31]
     assert file.path.is_file()
 
 

@@ -31,7 +31,7 @@ from tests.support import ray_messages
 from tests.support.engine_jobs import V1
 from tests.support.engines import draft_counts, engine, forking_servers, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts, heldout_texts
-from tests.support.ray_executor import cores_for_gpus
+from tests.support.ray_executor import SEEN_FILE, cores_for_gpus
 from tests.support.weight_layouts import MODEL_FILE, save, split
 
 TIMEOUT_S = 840
@@ -67,6 +67,7 @@ def run_in_fork(folder: str) -> None:
     life = _Life(Path(folder))
     life.without_speculation()
     os.environ.update(forking_servers(os.environ))
+    os.environ[SEEN_FILE] = str(Path(folder) / "seen.json")
     with local_ray(num_cpus=4) as watch:
         life.executor(watch)
         life.serve(watch)
@@ -115,7 +116,8 @@ class _Life:
             ) as llm,
         ):
             self.found["worker_pids"] = list(watch.living("CPURayWorker"))
-            self.found["crossed"] = ray_messages.cross(llm.llm_engine.vllm_config)
+            self.found["seen"] = json.loads(Path(os.environ[SEEN_FILE]).read_text())
+            self.found["crossed"] = ray_messages.crossed()
             self.found["executor_equals"] = self._equals(llm)
             counts = draft_counts(llm)
             self.found["executor_num_accepted"] = counts.num_accepted_tokens

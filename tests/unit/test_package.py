@@ -52,7 +52,7 @@ def test_serving_requires_no_tools_and_a_clone_has_them_all() -> None:
     assert not set(names(PROJECT["dependencies"])) & set(TOOLS)
     assert tuple(names(extras["tools"])) == TOOLS
     assert "vllm-mtp[tools]" in extras["tune"]
-    assert "vllm-mtp[tune]" in extras["dev"]
+    assert "vllm-mtp[ray,tune]" in extras["dev"]
     installed = (ROOT / "configs" / "environment" / "dev.txt").read_text().splitlines()
     listed = names([line for line in installed if not line.startswith("#")])
     assert set(TOOLS) <= set(listed)
