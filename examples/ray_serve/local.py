@@ -56,8 +56,8 @@ class LocalApplication:
         from ray import serve
 
         status = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
-        counts = {state.value: n for state, n in status.replica_states.items()}
-        return counts.get("RUNNING", 0)
+        states = status.replica_states.items()
+        return sum(n for state, n in states if state == "RUNNING")
 
     def wait_for(self, done: Callable[[], bool], what: str, timeout_s: float) -> float:
         """Wait for something that Serve does by itself.

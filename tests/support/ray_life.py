@@ -28,13 +28,11 @@ from examples.ray_serve.cluster import local_ray
 from examples.ray_serve.local import LocalApplication
 from examples.ray_serve.processes import ProcessWatch
 from tests.support import ray_messages
-from tests.support.engine_jobs import V1
 from tests.support.engines import draft_counts, engine, forking_servers, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts, heldout_texts
 from tests.support.ray_executor import SEEN_FILE, cores_for_gpus
 from tests.support.weight_layouts import MODEL_FILE, save, split
 
-TIMEOUT_S = 840
 WAIT_S = 300
 """For what Serve does by itself, on a crowded machine."""
 NUM_TOKENS = 32
@@ -49,17 +47,6 @@ QUICK = {
     "look_back_period_s": 1.0,
 }
 """Autoscaling that a test can wait for."""
-
-
-def live(folder: Path) -> dict[str, Any]:
-    """All that was found.
-
-    Args:
-        folder: For files; what is in it stays.
-    """
-    V1.run(f"{__name__}:run_in_fork", str(folder), folder / "log", TIMEOUT_S)
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found | {"log": (folder / "log").read_text(errors="replace")}
 
 
 def run_in_fork(folder: str) -> None:
@@ -80,7 +67,10 @@ class _Life:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.found: dict[str, Any] = {"seconds": {}}
+        self.found: dict[str, Any] = {
+            "seconds": {},
+            "requests_at_once": REQUESTS_AT_ONCE,
+        }
         self._prompts = heldout_prompts(NUM_TEXTS, max_tokens=48)
         self._began_s = time.monotonic()
 
