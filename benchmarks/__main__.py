@@ -5,6 +5,7 @@ import sys
 import typer
 
 from benchmarks import cli_report, cli_trace
+from benchmarks.adapting import AdaptingBench
 from benchmarks.checkouts import CheckoutsBench
 from benchmarks.costs import CostsOptions, run_costs
 from benchmarks.crossing import CrossingBench
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
-    *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench),
+    *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench, AdaptingBench),
     WarmStartBench,
 )
 app.command()(

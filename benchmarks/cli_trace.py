@@ -100,6 +100,20 @@ def held_out(
 
 
 @app.command()
+def routing(
+    worlds: Annotated[int, typer.Option(help="Worlds drawn at random.")] = 200,
+    output: Annotated[Path, typer.Option(help="Folder for routing.json.")] = Path(),
+) -> None:
+    """Work out what routing requests by their acceptance would gain."""
+    with errors_to_exit_codes(interrupted=INTERRUPTED):
+        from rich.console import Console
+
+        from benchmarks.control.routing import run_routing
+
+        run_routing(worlds, output, Console())
+
+
+@app.command()
 def record(
     output: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
     model: ModelOption = str(TINY_MODEL),

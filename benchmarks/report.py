@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.adapting import AdaptingBench
 from benchmarks.checkouts import CheckoutsBench
 from benchmarks.control import held_out, trace_report
 from benchmarks.crossing import CrossingBench
@@ -95,6 +96,11 @@ KINDS: Mapping[str, Kind] = {
     ),
     "replay": Kind(
         "Controller", _keys("runs", "costs", "targets"), trace_report.print_report
+    ),
+    "adapting": Kind(
+        "Adapting to the traffic",
+        _keys("rounds", "gain", "cost", "num_equal", "options"),
+        AdaptingBench.show,
     ),
     "vocabulary": Kind(
         "Draft vocabularies",

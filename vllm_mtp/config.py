@@ -197,6 +197,36 @@ class MTPPlusConfig(BaseModel):
             "none."
         ),
     )
+    adapt: bool = Field(
+        default=False,
+        description=(
+            "Train the MTP layers on what is served, in a process of its own, and "
+            "serve them as soon as they draft better for requests that they were not "
+            "trained on. The output is the same. Requests may refuse "
+            "(`mtp_plus_record`); texts stay in memory."
+        ),
+    )
+    adapt_device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda:\d+)$",
+        description=(
+            "Where `adapt` trains: an eighth of the cores, behind everything else, or "
+            "a GPU that nothing else uses."
+        ),
+        json_schema_extra={"allowed": "'cpu' or 'cuda:N'"},
+    )
+    adapt_memory_mib: int = Field(
+        default=1024,
+        ge=64,
+        le=2**24,
+        description="Of texts in `/dev/shm`, and at most half of what is free.",
+    )
+    adapt_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Of the time that `adapt` may train.",
+    )
     controller_seed: int = Field(
         default=0,
         ge=0,

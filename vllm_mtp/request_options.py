@@ -13,6 +13,9 @@ for it, an integer up to ``num_speculative_tokens`` fixes it, ``"auto"`` (the de
 leaves it to the controller. The output does not depend on it: token for token when
 greedy, in distribution when sampled. A sampled request with a ``seed`` is not drafted
 for unless it fixes k, so that the same seed gives the same text again.
+
+``record`` (``mtp_plus_record``): 0 keeps its tokens and hidden states from being
+recorded, be it to adapt the MTP layers or to a folder.
 """
 
 from collections.abc import Mapping
@@ -21,6 +24,7 @@ from typing import Any
 from vllm_mtp.config import METHOD, ConfigError
 
 FLAT_KEY = f"{METHOD}_k"
+RECORD_KEY = f"{METHOD}_record"
 AUTO = "auto"
 
 
@@ -65,10 +69,35 @@ def pinned_draft_length(
     return value
 
 
+def is_recorded(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request may be recorded.
+
+    Args:
+        extra_args: ``SamplingParams.extra_args``, other keys are left alone.
+
+    Raises:
+        ConfigError: one sentence that names the key and what is allowed.
+    """
+    if not extra_args:
+        return True
+    nested = _checked(extra_args.get(METHOD, {})).get("record", True)
+    flat = extra_args.get(RECORD_KEY, True)
+    for key, value in ((RECORD_KEY, flat), (f"{METHOD}.record", nested)):
+        if value not in (0, 1):
+            raise ConfigError(
+                f"{key}={value!r} is not allowed: must be 0 or 1, true or false."
+            )
+    return bool(flat and nested)
+
+
 def _nested_k(options: Any) -> Any:
-    if not isinstance(options, Mapping) or set(options) - {"k"}:
+    return _checked(options).get("k", AUTO)
+
+
+def _checked(options: Any) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping) or set(options) - {"k", "record"}:
         raise ConfigError(
-            f"{METHOD}={options!r} is not allowed: must be a mapping with the only key "
-            "'k'."
+            f"{METHOD}={options!r} is not allowed: must be a mapping with no keys but "
+            "'k' and 'record'."
         )
-    return options.get("k", AUTO)
+    return options

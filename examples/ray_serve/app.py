@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.tools import ray_cluster
 from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 
@@ -125,14 +126,14 @@ def _engine_arguments(options: AppOptions) -> dict[str, Any]:
 
 
 def require_ray() -> None:
-    """Say what is missing, if anything is.
+    """Check that the extra is installed.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: It is not.
     """
-    for package in ("ray", "jsonref"):
-        if find_spec(package) is None:
-            raise ConfigError(f"needs {package}; install vllm-mtp[ray]")
+    ray_cluster.require_ray()
+    if find_spec("jsonref") is None:  # `ray.serve.llm` wants it
+        raise ConfigError("jsonref: it is not installed; pip install 'vllm-mtp[ray]'")
 
 
 def make_application(options: AppOptions) -> Any:

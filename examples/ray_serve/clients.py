@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,13 +35,15 @@ class Tally:
 class Clients:
     """Send completions, several at a time, and try again what failed."""
 
-    def __init__(self, base_url: str, num_at_once: int) -> None:
+    def __init__(self, base_url: str, num_at_once: int, pause_s: float = 0.0) -> None:
         """Describe them; nothing is sent.
 
         Args:
             base_url: Of the endpoint, with ``/v1``.
             num_at_once: Requests under way at a time.
+            pause_s: Of each client, before a request.
         """
+        self._pause_s = pause_s
         self.tally = Tally()
         self._client, self._num_at_once = connect(base_url), num_at_once
         self._lock = threading.Lock()
@@ -102,6 +105,7 @@ class Clients:
         self, is_over: Callable[[], bool], prompts: Sequence[Prompt], max_tokens: int
     ) -> None:
         while True:
+            time.sleep(self._pause_s)
             with self._lock:
                 if is_over():
                     return

@@ -1,5 +1,6 @@
 """Ray on this machine for a while: small, quiet, and all of it gone afterwards."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray lowers the priority of all it runs, and a server's neighbours would win.
     "RAY_worker_niceness": "0",
+    # A full machine is its owner's affair: Ray would kill replicas.
+    "RAY_memory_monitor_refresh_ms": "0",
     # Ray Serve LLM would set up an environment for each replica, for a hook that does
     # nothing.
     "RAYLLM_ENABLE_WORKER_PROCESS_SETUP_HOOK": "0",
@@ -29,6 +32,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 """Of Ray's processes, and so of all that they start; the caller's own values win."""
+NUM_STARTS = 4
+"""Ray gives itself 30 s for each, which cannot be changed."""
 MAX_FOLDER_CHARACTERS = 44
 """A socket's path may have 107 characters, of which Ray takes 63 below its folder."""
 
@@ -70,13 +75,7 @@ def _running(num_cpus: int, folder: str, watch: ProcessWatch) -> Iterator[Proces
     from ray import serve
 
     try:
-        ray.init(
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
+        _start(num_cpus, folder)
         yield watch
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
@@ -84,6 +83,30 @@ def _running(num_cpus: int, folder: str, watch: ProcessWatch) -> Iterator[Proces
         left = watch.end_all()
         if left:
             raise LeftBehindError(f"had to be ended: {'; '.join(left.values())}")
+
+
+def _start(num_cpus: int, folder: str) -> None:
+    """Again where Ray has not waited long enough, on a crowded machine."""
+    import ray
+
+    for attempt in range(1, NUM_STARTS + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                _temp_dir=folder,
+                # Nothing listens to other machines.
+                _node_ip_address="127.0.0.1",
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == NUM_STARTS or "timed out during startup" not in str(error):
+                raise
 
 
 def _short_folder() -> str:

@@ -94,6 +94,11 @@ def test_a_bad_option_of_a_request_is_refused_by_the_replica(life) -> None:
     assert "400" in life["refused"]
 
 
+def test_under_load_a_second_replica_starts_and_no_request_fails(life) -> None:
+    assert_answered(life["scaled_up"], life["texts"])
+    assert life["scaled_up"]["num_failed"] == 0
+
+
 def test_a_replica_that_is_killed_loses_only_what_it_was_answering(life) -> None:
     tally = life["killed"]
     assert_answered(tally, life["texts"])

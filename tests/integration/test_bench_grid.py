@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.benchmarks import BENCHMARKS, REPOSITORY, refused, run_benchmarks
+from tests.support.shared_engines import sharing_engines
 from tests.support.terminal import hear_ctrl_c
 
 CONTENDERS = ["none", "none again", "mtp K=1", "mtp_plus again", "mtp_plus"]
@@ -26,7 +27,8 @@ ENVIRON = os.environ | {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
 
 
 def bench_grid(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_benchmarks("grid", *arguments, timeout_s=300, env=ENVIRON)
+    environ = sharing_engines(ENVIRON)
+    return run_benchmarks("grid", *arguments, timeout_s=300, env=environ)
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:
@@ -110,8 +112,7 @@ def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) ->
     assert result["provenance"]["versions"]["vllm"]
     assert len(list(tmp_path.glob("grid-*.png"))) == 1
 
-    other = bench_grid(*TINY, "--output", str(tmp_path), "--dtype", "bfloat16")
-    assert other.returncode == 2
+    other = refused("grid", *TINY, "--output", str(tmp_path), "--dtype", "bfloat16")
     assert "dtype: 'bfloat16' is not 'float32', with which" in other.stderr
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.benchmarks import refused, run_benchmarks
+from tests.support.shared_engines import sharing_engines
 
 
 def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"COLUMNS": "200"}
+    environ = sharing_engines(os.environ) | {"COLUMNS": "200"}
     return run_benchmarks("steps", *arguments, timeout_s=400, env=environ)
 
 

@@ -170,7 +170,7 @@ def test_standard_output_is_the_report_and_nothing_else() -> None:
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less exact, and over in a third of the time."""
     monkeypatch.setattr(doctor_probe, "NUM_CYCLES", 4)
-    monkeypatch.setattr(doctor_probe, "MAX_PROMPTS", 48)
+    monkeypatch.setattr(doctor_probe, "MAX_PROMPTS", 40)
 
 
 @pytest.mark.usefixtures("short_probe")
@@ -199,8 +199,9 @@ def test_the_probe_finds_weights_in_the_wrong_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing in the file tells them from right ones."""
-    # What drafts cost is not asked here.
+    # What drafts cost is not asked here, nor how many pay.
     monkeypatch.setattr(doctor_probe, "NUM_CYCLES", 1)
+    monkeypatch.setattr(doctor_probe, "LENGTHS", (0, 3))
     monkeypatch.setattr(doctor_probe, "MAX_PROMPTS", 12)
     for file in BUNDLED_CHECKPOINT.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.engines import forking_servers
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.shared_engines import sharing_engines
 from tests.support.terminal import hear_ctrl_c
 from vllm_mtp.tools.eval_file import read_eval_file
 from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports
@@ -30,7 +31,7 @@ ENGINE = ("--max-model-len", "512")
 def vllm_mtp(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [PROGRAM, *arguments],
-        env=os.environ | {"COLUMNS": "160"},
+        env=sharing_engines(os.environ) | {"COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=400,
@@ -65,6 +66,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [PROGRAM, "eval", str(path), *MODEL, *SIZE, *ENGINE]
     process = subprocess.Popen(
         command,
+        env=sharing_engines(os.environ),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

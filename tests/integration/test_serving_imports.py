@@ -1,4 +1,8 @@
-"""A server that has our plugin needs none of the packages of the commands.
+"""What a server imports with our plugin, and what it must not.
+
+It needs none of the packages of the commands. And on a GPU what it imports leaves
+``torch.cuda`` alone: vLLM's CPU worker replaces ``torch.Event``, ``torch.cuda.Stream``
+and others by placeholders when it is imported, for the whole process.
 
 vLLM, torch and transformers import some of them by themselves (jinja2, rich, scipy), so
 ``sys.modules`` tells nothing: what counts is which module asks for an import.
@@ -6,6 +10,9 @@ vLLM, torch and transformers import some of them by themselves (jinja2, rich, sc
 
 import subprocess
 import sys
+from typing import NamedTuple
+
+import pytest
 
 from vllm_mtp.cli.program import TOOLS
 
@@ -31,8 +38,13 @@ plugin.register()
 prefix = f"{package.__name__}."
 names = [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
 assert f"{prefix}v2.speculator" in names
+cpu_worker = f"{prefix}cpu.worker"
+names.remove(cpu_worker)
 for name in names:
     importlib.import_module(name)
+print(*(name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")))
+importlib.import_module(cpu_worker)
+print(*(name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")))
 print(*sorted(found))
 parts = ("vllm_mtp.tools", "vllm_mtp.cli", "examples", "benchmarks", "tests")
 print(*sorted(name for name in sys.modules if name.startswith(parts)))
@@ -41,7 +53,20 @@ print(*found)
 """
 
 
-def test_serving_imports_no_tools_and_no_commands() -> None:
+class Imports(NamedTuple):
+    """What a fresh process printed; each is a list with blanks between."""
+
+    cpu_workers: str
+    """Of vLLM, after all of our modules but our CPU worker."""
+    cpu_workers_after_ours: str
+    tools: str
+    commands: str
+    seen: str
+    """What the watch sees of a module that asks for a package of the commands."""
+
+
+@pytest.fixture(scope="module")
+def imports() -> Imports:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *TOOLS, "jinja2", "matplotlib", "ray"],
         capture_output=True,
@@ -49,7 +74,15 @@ def test_serving_imports_no_tools_and_no_commands() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    tools, commands, seen = done.stdout.splitlines()[-3:]
-    assert tools == ""
-    assert commands == ""
-    assert seen == "vllm_mtp.example imports rich.table", "the watch sees one"
+    return Imports(*done.stdout.splitlines()[-5:])
+
+
+def test_serving_imports_no_tools_and_no_commands(imports: Imports) -> None:
+    assert imports.tools == ""
+    assert imports.commands == ""
+    assert imports.seen == "vllm_mtp.example imports rich.table", "the watch sees one"
+
+
+def test_none_of_our_modules_but_the_cpu_worker_imports_vllms(imports: Imports) -> None:
+    assert imports.cpu_workers == ""
+    assert imports.cpu_workers_after_ours

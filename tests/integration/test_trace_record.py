@@ -5,11 +5,12 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.control.trace_file import read_trace
-from tests.support.benchmarks import run_benchmarks
+from tests.support.benchmarks import refused, run_benchmarks
+from tests.support.shared_engines import sharing_engines
 
 
 def trace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"COLUMNS": "200"}
+    environ = sharing_engines(os.environ) | {"COLUMNS": "200"}
     return run_benchmarks("trace", *arguments, timeout_s=400, env=environ)
 
 
@@ -25,8 +26,7 @@ def test_a_recording_knows_every_draft_length_and_can_be_replayed(
     assert {d.decision.draft_depth for d in written.decisions} == set(range(9))
     assert sum(o.outcome.num_accepted_tokens for o in written.outcomes) > 0
 
-    again = trace("record", str(path), *load, *size)
-    assert again.returncode == 2
+    again = refused("trace", "record", str(path), *load, *size)
     assert "exists already" in again.stderr
     assert again.stderr.count("\n") == 1
 

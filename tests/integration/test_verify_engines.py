@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.shared_engines import sharing_engines
 
 SIZE = (
     *("--num-prompts", "4", "--max-tokens", "24"),
@@ -39,10 +40,10 @@ def verify(
     report: Path, plugins: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = str(Path(sys.executable).with_name("vllm-mtp"))
-    environ = os.environ | {"COLUMNS": "160"}
+    environ = sharing_engines(os.environ) | {"COLUMNS": "160"}
     if plugins is not None:
-        paths = [str(plugins), environ.get("PYTHONPATH", "")]
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        paths = [str(plugins), environ["PYTHONPATH"]]
+        environ["PYTHONPATH"] = os.pathsep.join(paths)
     return subprocess.run(
         [command, "verify", str(BUNDLED_CHECKPOINT), *SIZE, "--output", str(report)],
         env=environ,

@@ -1,11 +1,13 @@
 """``vllm-mtp vocab build --prompts`` as a user runs it: the target answers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.shared_engines import sharing_engines
 
 PROGRAM = Path(sys.executable).with_name("vllm-mtp")
 
@@ -14,6 +16,7 @@ def build(prompts: Path, output: Path, *more: str) -> subprocess.CompletedProces
     arguments = ["--model", str(BUNDLED_CHECKPOINT), "--prompts", str(prompts)]
     return subprocess.run(
         [PROGRAM, "vocab", "build", str(output), *arguments, *more],
+        env=sharing_engines(os.environ),
         capture_output=True,
         text=True,
         timeout=300,

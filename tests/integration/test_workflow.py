@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.shared_engines import sharing_engines
 
 WORKFLOW = Path(__file__).parents[2] / "configs" / "ci" / "acceptance.yml"
 OURS = (
@@ -29,7 +30,7 @@ def test_every_command_of_ours_is_run_and_ends_well(tmp_path: Path) -> None:
     using = [name for name, run in scripts.items() if "vllm-mtp " in run]
     assert tuple(using) == OURS
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = os.environ | {
+    environ = sharing_engines(os.environ) | {
         "PATH": path,
         "MODEL": str(BUNDLED_CHECKPOINT),
         "EVAL_OPTIONS": "--dtype float32 --max-tokens 32 --num-prompts 8",

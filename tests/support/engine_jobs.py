@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,10 +119,28 @@ def run_jobs(jobs: Jobs, timeout_s: float = 600) -> list[JobResult]:
 
 def prepare_v1() -> None:
     """Import what all jobs need."""
-    from tests.support.engines import freeze_imports, prepare_environment
+    from tests.support.engines import prepare_environment
+    from tests.support.quick_starts import freeze_imports
 
     prepare_environment()
+    _import_what_engines_import()
     freeze_imports()
+
+
+def _import_what_engines_import() -> None:
+    """Most of it: vLLM and we import some parts when they are first needed."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return  # the worker replaces parts of torch.cuda
+    for module in (
+        "vllm.model_executor.models.mimo_mtp",
+        "vllm_mtp.integration.cpu.worker",
+        "vllm_mtp.integration.scheduler.scheduler",
+        "vllm_mtp.integration.v1.drafter",
+        "vllm_mtp.integration.v2.speculator",
+    ):
+        import_module(module)
 
 
 def prepare_v2() -> None:

@@ -4,16 +4,14 @@ Nothing of vLLM is imported at the top: ``prepare_environment`` must run first, 
 ``conftest.py``.
 """
 
-import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
 
 from tests.support.families import FAMILIES
+from tests.support.quick_starts import collect_garbage, imports_frozen
 from tests.support.random_checkpoints import ASSISTANT
 
 if TYPE_CHECKING:
@@ -71,33 +69,7 @@ def engine(model: Path, **arguments: Any) -> Iterator["LLM"]:
         finally:
             llm.llm_engine.engine_core.shutdown()
             del llm
-            gc.collect()
-
-
-@contextmanager
-def imports_frozen() -> Iterator[None]:
-    """Within: an engine starts and ends, and what importing vLLM left stays frozen.
-
-    Starting and ending an engine collects garbage ten times, 0.6 s each with all of
-    that, and an engine that ends thaws what is frozen: of what it was itself it must.
-    """
-    freeze_imports()
-    with mock.patch.multiple(gc, freeze=_do_nothing, unfreeze=_do_nothing):
-        yield
-
-
-@cache
-def freeze_imports() -> None:
-    """Let the garbage collector pass over what importing vLLM left, once for all."""
-    import vllm
-    import vllm.entrypoints.llm  # noqa: F401
-
-    gc.collect()
-    gc.freeze()
-
-
-def _do_nothing() -> None:
-    """What an engine does to the collector's frozen objects here."""
+            collect_garbage()
 
 
 @contextmanager

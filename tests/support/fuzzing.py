@@ -1,13 +1,12 @@
 """The fuzzer in a test's own process, where faults can be planted."""
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from tests.support.engines import imports_frozen
 from tests.support.heldout import BUNDLED_CHECKPOINT
+from tests.support.quick_starts import collect_garbage, imports_frozen
 from vllm_mtp.tools.engine_process import MODULE
 from vllm_mtp.tools.fuzz import (
     Findings,
@@ -45,7 +44,7 @@ def start_here(name: str, arguments: Mapping[str, Any]) -> Iterator[Engine]:
             yield engine
         finally:
             engine.close()
-            gc.collect()
+            collect_garbage()
 
 
 def prepare(num_requests: int, seed: int) -> Prepared:

@@ -41,7 +41,7 @@ REQUESTS_AT_ONCE = 3
 """Of a replica: as many may be lost with it."""
 QUICK = {
     "target_ongoing_requests": 1,
-    "upscale_delay_s": 0.2,
+    "upscale_delay_s": 2.0,
     "downscale_delay_s": 1.0,
     "metrics_interval_s": 0.2,
     "look_back_period_s": 1.0,
@@ -164,12 +164,14 @@ class _Life:
 
     def _scales_up_and_one_dies(self, application: LocalApplication) -> None:
         """Under load that goes on: two replicas, then one of them is killed."""
-        load = _Load(application, 4 * REQUESTS_AT_ONCE, self._prompts)
-        with load:
+        num_at_once = 4 * REQUESTS_AT_ONCE
+        with _Load(application, num_at_once, self._prompts, pause_s=0.5) as load:
             application.wait_for(
                 lambda: application.num_running() == 2, "two replicas", WAIT_S
             )
-            self._done("second replica")
+        self.found["scaled_up"] = asdict(load.tally)
+        self._done("second replica")
+        with _Load(application, num_at_once, self._prompts) as load:
             load.wait_for_answers(2 * REQUESTS_AT_ONCE)
             application.wait_for(
                 lambda: len(read_counts()) == 2, "metrics of two replicas", WAIT_S
@@ -181,7 +183,7 @@ class _Life:
             application.wait_for(
                 lambda: victim not in application.replica_pids(), "its end", WAIT_S
             )
-            self._done("killed")
+        self._done("killed")
         self.found["killed"] = asdict(load.tally)
 
     def _scales_down(self, application: LocalApplication) -> None:
@@ -215,8 +217,9 @@ class _Load:
         application: LocalApplication,
         num_at_once: int,
         prompts: tuple[tuple[int, ...], ...],
+        pause_s: float = 0.0,
     ) -> None:
-        self._clients = Clients(application.url, num_at_once)
+        self._clients = Clients(application.url, num_at_once, pause_s)
         self._prompts = [list(prompt) for prompt in prompts]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._send)

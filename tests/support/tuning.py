@@ -14,8 +14,8 @@ from vllm_mtp.tune.losses import Head
 from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.ranks import on_ranks
 from vllm_mtp.tune.shards import Text, Texts, write_shard
-from vllm_mtp.tune.train import Trainer
-from vllm_mtp.tune.unroll import Drafter, Target
+from vllm_mtp.tune.train import Progress, Trainer
+from vllm_mtp.tune.unroll import Batch, Drafter, Target
 
 VOCAB_SIZE, WIDTH = 20, 16
 CONFIG = {
@@ -99,3 +99,36 @@ def train_on_rank(rank: int, num_ranks: int, folder: str, port: int) -> None:
         if ranks.is_first:
             found: dict[str, Any] = {"weights": gathered, "losses": losses}
             torch.save(found, run_folder / "found.pt")
+
+
+class BothRanks(Trainer):
+    """One process that does what two ranks do."""
+
+    def run_both(self, num_updates: int) -> list[float]:
+        losses = []
+        self.num_ranks, self.num_updates = 2, num_updates
+        parts = []
+        for self.rank in range(2):
+            self.progress = Progress()
+            parts.append(self._counted())
+        self.num_ranks, self.progress = 1, Progress()
+        for batches in zip(*parts, strict=True):
+            placed = map(self.updates.place, batches)
+            found = [self.updates.backward(batch) for batch in placed]
+            for parameter in self.drafter.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= 2
+            self.updates.step(self._rate_share())
+            every = torch.cat([each.found for each in found], -1)
+            self.updates.remember(every, self.progress.update)
+            self.progress.update += 1
+            losses.append(float(found[0].total))
+        return losses
+
+    def _counted(self) -> list[Batch]:
+        found = []
+        for batch in self._rest():
+            found.append(batch)
+            self.progress.update += 1
+            self.progress.batch += 1
+        return found

@@ -22,8 +22,10 @@ def names(requirements: list[str]) -> list[str]:
 
 
 def test_importing_the_package_imports_neither_torch_nor_vllm() -> None:
+    """Nor do the commands, before they need it."""
     code = (
         "import sys, vllm_mtp.config, vllm_mtp.records, vllm_mtp.control.factory;"
+        "import vllm_mtp.cli.main;"
         "print(sorted({'torch', 'vllm'} & set(sys.modules)))"
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True)

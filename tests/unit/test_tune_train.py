@@ -7,6 +7,7 @@ import torch
 
 from tests.support.tuning import (
     PLAN,
+    BothRanks,
     free_port,
     random_drafter,
     random_target,
@@ -16,8 +17,7 @@ from tests.support.tuning import (
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tune.data import Batches
 from vllm_mtp.tune.shards import Texts
-from vllm_mtp.tune.train import Progress, Trainer, split
-from vllm_mtp.tune.unroll import Batch, step_weights
+from vllm_mtp.tune.train import Trainer, split
 
 
 def trainer(folder: Path, texts: Texts) -> Trainer:
@@ -81,6 +81,21 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert not other.resume()
 
 
+@pytest.mark.parametrize(("other", "agrees"), [(400, True), (200, False), (-1, False)])
+def test_ranks_go_on_from_the_same_update_or_begin_anew(
+    other: int, agrees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer(tmp_path / "run", write_texts(tmp_path / "texts"))
+    run.num_ranks = 2
+
+    def all_reduce(mine: torch.Tensor, op: torch.distributed.ReduceOp) -> None:
+        assert op == torch.distributed.ReduceOp.MIN
+        mine.copy_(torch.minimum(mine, torch.tensor([other, -other])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    assert run._is_of_all_ranks(400) == agrees
+
+
 def test_texts_are_held_out_whole_and_stay_so(tmp_path: Path) -> None:
     texts = write_texts(tmp_path)
     held_out, others = split(texts.places, 0.2)
@@ -135,38 +150,6 @@ def test_a_run_of_another_plan_begins_its_journal_anew(tmp_path: Path) -> None:
 def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no shard"):
         Texts(tmp_path)
-
-
-class BothRanks(Trainer):
-    """One process that does what two ranks do."""
-
-    def run_both(self, num_updates: int) -> list[float]:
-        losses = []
-        self.num_ranks, self.num_updates = 2, num_updates
-        parts = []
-        for self.rank in range(2):
-            self.progress = Progress()
-            parts.append(self._counted())
-        self.num_ranks, self.progress = 1, Progress()
-        for batches in zip(*parts, strict=True):
-            weights = step_weights(PLAN.num_steps, PLAN.step_decay)
-            found = [self._backward(batch, weights) for batch in batches]
-            for parameter in self.drafter.parameters():
-                assert parameter.grad is not None
-                parameter.grad /= 2
-            self._step()
-            self._remember(torch.cat([each.found for each in found], -1))
-            self.progress.update += 1
-            losses.append(float(found[0].total))
-        return losses
-
-    def _counted(self) -> list[Batch]:
-        found = []
-        for batch in self._rest():
-            found.append(batch)
-            self.progress.update += 1
-            self.progress.batch += 1
-        return found
 
 
 def test_two_ranks_train_as_one_process_with_both_of_their_batches(

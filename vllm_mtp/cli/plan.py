@@ -34,21 +34,39 @@ def plan(
         str, typer.Option(help="Requests at a time, comma-separated.")
     ] = "1,4,16,64,256",
     context: Annotated[int, typer.Option(help="Tokens of every request.")] = 2048,
+    demand: Annotated[
+        float | None,
+        typer.Option(
+            help="Output tokens per second of all users: plan the cheapest fleet, its "
+            "replicas, their GPUs, batch and K, instead of --num-gpus, --batch and "
+            "--context."
+        ),
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Tokens, of a fleet.")] = 1024,
+    answer: Annotated[int, typer.Option(help="Tokens, of a fleet.")] = 512,
+    max_tpot_ms: Annotated[
+        float | None, typer.Option(help="Longest time per output token, of a fleet.")
+    ] = None,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(help="Also say what a million tokens cost.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Also write this JSON.")] = None,
 ) -> None:
-    """Compute which draft length pays, and up to which batch."""
+    """Compute which draft length pays, and up to which batch; or plan a fleet."""
     with errors_to_exit_codes(interrupted="interrupted; nothing was written"):
         from rich.console import Console
 
+        from vllm_mtp.config import ConfigError
         from vllm_mtp.tools.option_checks import parse_list, refuse
         from vllm_mtp.tools.plan import PlanOptions
+        from vllm_mtp.tools.plan_fleet import FleetOptions
         from vllm_mtp.tools.plan_inputs import (
             read_acceptance,
             read_hardware,
             read_model,
             read_probe,
         )
-        from vllm_mtp.tools.plan_report import run_plan
+        from vllm_mtp.tools.plan_report import run_plan, run_plan_fleet
 
         if output is not None and not output.parent.is_dir():
             refuse("output", str(output), "a file in a folder that exists")
@@ -68,4 +86,15 @@ def plan(
             batches=parse_list("batch", batch, int),
             context_tokens=context,
         )
-        run_plan(options, output, Console())
+        if demand is None:
+            if max_tpot_ms is not None or gpu_hour_price is not None:
+                raise ConfigError(
+                    "demand: name the tokens per second of the fleet that max-tpot-ms "
+                    "and gpu-hour-price are for"
+                )
+            run_plan(options, output, Console())
+            return
+        fleet = FleetOptions(
+            options, demand, prompt, answer, max_tpot_ms, gpu_hour_price
+        )
+        run_plan_fleet(fleet, output, Console())

@@ -144,6 +144,17 @@ BASELINE, RECENT, HAS_DRIFTED = (
     "first_acceptance_recent",
     "acceptance_has_drifted",
 )
+ADAPTING, ADAPTED_HEAD, ADAPTED_TOKENS = (
+    "adapting",
+    "adapted_head",
+    "adapted_tokens",
+)
+HEADS_ADOPTED, HEADS_TAKEN_BACK = "adapted_heads_adopted", "adapted_heads_taken_back"
+LENGTH_SERVED, LENGTH_FIRST, LENGTH_TRAINED = (
+    "adapting_length_served",
+    "adapting_length_first",
+    "adapting_length_trained",
+)
 LEVELS: Mapping[str, str] = {
     CALIBRATION_ERROR: "Mean difference between the chance that a draft token was "
     "given and how often such tokens were accepted, 0 to 1.",
@@ -152,5 +163,15 @@ LEVELS: Mapping[str, str] = {
     BASELINE: "Acceptance of first draft tokens that this server is used to.",
     RECENT: "Acceptance of first draft tokens over the last requests.",
     HAS_DRIFTED: "1 while acceptance lies significantly below what it used to be.",
+    ADAPTING: "1 while MTP layers are adapted to the traffic.",
+    ADAPTED_HEAD: "Number of the adapted head that is served, 0 for the one of the "
+    "start.",
+    ADAPTED_TOKENS: "Tokens that heads were trained on, repetitions counted.",
+    HEADS_ADOPTED: "Adapted heads that were found to be better, and served.",
+    HEADS_TAKEN_BACK: "Times that the head of the start was served again.",
+    LENGTH_SERVED: "Acceptance length of the served head on the newest texts, drafts "
+    "of 3 tokens at temperature 1.",
+    LENGTH_FIRST: "The same of the head of the start.",
+    LENGTH_TRAINED: "The same of the weights in training.",
 }
 """States that are reported, and what they mean."""

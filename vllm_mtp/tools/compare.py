@@ -12,6 +12,7 @@ that is large enough not to be let through however uncertain it is.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,10 +122,8 @@ def compare(
     _check_comparable(base, new)
     num_positions = min(base.num_positions, new.num_positions)
     pair = [_counts(each, num_positions) for each in (base, new)]
-    rng = np.random.default_rng(seed)
     num_prompts = len(base.records)
-    # How often each prompt is drawn.
-    draws = rng.multinomial(num_prompts, [1 / num_prompts] * num_prompts, NUM_DRAWS)
+    draws = _draws(num_prompts, seed)
     drawn = [_figures_of(draws @ counts, num_positions) for counts in pair]
     seen = [_figures_of(counts.sum(axis=0)[None], num_positions)[0] for counts in pair]
     tested = np.minimum(*(counts.sum(axis=0)[:num_positions] for counts in pair))
@@ -171,6 +170,17 @@ def _check_comparable(base: EvalFile, new: EvalFile) -> None:
             f"records: {len(ids[0])} prompts of the base and {len(ids[1])} of the new "
             "evaluation are not the same ones; let both run to their end"
         )
+
+
+@lru_cache(maxsize=1)
+def _draws(num_prompts: int, seed: int) -> Counts:
+    """``[NUM_DRAWS, num_prompts]``: how often each prompt is drawn.
+
+    Of the same number they are the same in each comparison and take most of its time.
+    """
+    rng = np.random.default_rng(seed)
+    shares = [1 / num_prompts] * num_prompts
+    return rng.multinomial(num_prompts, shares, NUM_DRAWS).astype(np.float64)
 
 
 def _counts(file: EvalFile, num_positions: int) -> Counts:

@@ -83,6 +83,12 @@ def engine_environ(
     One thread each, unless the user says otherwise: idle neighbours on a shared
     machine make two threads slower than one.
     """
+    variables = engine_variables(environ, local_model)
+    return {**environ, **variables, "TMPDIR": str(scratch)}
+
+
+def engine_variables(environ: Mapping[str, str], local_model: bool) -> dict[str, str]:
+    """Those of them that are set for it, wherever it runs."""
     defaults = {
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -97,8 +103,8 @@ def engine_environ(
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "TMPDIR": str(scratch),
     }
     if local_model:
         fixed |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**defaults, **environ, **fixed}
+    chosen = {name: environ.get(name, value) for name, value in defaults.items()}
+    return chosen | fixed

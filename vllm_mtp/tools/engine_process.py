@@ -24,7 +24,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from vllm_mtp.tools.engine_arguments import EngineSize, engine_arguments, engine_environ
 from vllm_mtp.tools.provenance import gpu_names
@@ -42,6 +42,13 @@ IMPORTS_LOG = "imports.log"
 START_TIMEOUT_S = 900.0
 ANSWER_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 5.0
+
+
+class Commanded(Protocol):
+    """An engine that is told what to do, wherever it runs."""
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Have a command of ``CommandedEngine`` carried out."""
 
 
 class EngineProcess:

@@ -6,7 +6,8 @@ MTP layers and not on how fast a machine is or what it served before; at tempera
 two runs of the same model then give the same counts.
 
 Finished prompts are kept in ``OUTPUT.partial`` until all are: the same command
-continues an evaluation that was interrupted.
+continues an evaluation that was interrupted. Engines on a Ray cluster (`--ray`) share
+the prompts; at temperature 0 in float32 each prompt's counts are those of one engine.
 """
 
 import os
@@ -37,6 +38,8 @@ from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
+from vllm_mtp.tools.ray_cluster import require_ray
+from vllm_mtp.tools.ray_eval import started_ray_engines
 
 KV_CACHE_MIB = 512
 
@@ -63,7 +66,14 @@ class EvalOptions(Options):
     k: str = option("3", "Draft length of every request, or auto: the controller's.")
     temperature: float = option(0.0, "Of sampling.", 0, 2)
     max_tokens: int = option(256, "Of every answer.", 1, 10**5)
-    concurrency: int = option(8, "Requests at a time.", 1, 512)
+    concurrency: int = option(8, "Requests at a time, of each engine.", 1, 512)
+    ray: int | None = option(
+        None,
+        "Engines on a Ray cluster, one GPU each, that share the prompts. Unset: one "
+        "engine here.",
+        1,
+        4096,
+    )
     dtype: str = option("auto", "Of an engine of our own.")
     max_model_len: int = option(2048, "Of an engine of our own.", 16, 10**7)
     speculative_config: dict[str, Any] = option(
@@ -79,6 +89,10 @@ class EvalOptions(Options):
             refuse("k", self.draft_length, "a number from 1 to 16")
         if self.model is None and self.server is None:
             raise ConfigError("model: name one, or a server that has one")
+        if self.ray is not None and self.server is not None:
+            raise ConfigError("ray: a server has engines of its own; name one of both")
+        if self.ray is not None:
+            require_ray()
         check_output(self.output)
         if self.output.exists():
             raise ConfigError(f"output: {self.output} exists already; name another")
@@ -107,17 +121,8 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
         with _journal_of(options, model, prompts) as journal:
             missing = journal.missing(prompts)
             if missing:
-                size = EngineSize(
-                    model,
-                    options.max_model_len,
-                    options.concurrency,
-                    options.dtype,
-                    KV_CACHE_MIB,
-                )
-                with started_engine(
-                    size, options.speculative_config, options.sampling
-                ) as engine:
-                    _ask(engine, missing, journal, options, console)
+                with _own_engines(options, model, console) as backend:
+                    _ask(backend, missing, journal, options, console)
             return _finish(journal, prompts, options, console)
     server = ServerBackend(
         options.server,
@@ -130,6 +135,29 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
     with _journal_of(options, server.model, prompts) as journal:
         _ask(server, journal.missing(prompts), journal, options, console)
         return _finish(journal, prompts, options, console)
+
+
+@contextmanager
+def _own_engines(
+    options: EvalOptions, model: str, console: Console
+) -> Iterator[Backend]:
+    """An engine here, or several on Ray."""
+    size = EngineSize(
+        model,
+        options.max_model_len,
+        options.concurrency,
+        options.dtype,
+        KV_CACHE_MIB,
+    )
+    config, sampling = options.speculative_config, options.sampling
+    if options.ray is None:
+        with started_engine(size, config, sampling) as engine:
+            yield engine
+        return
+    with started_ray_engines(
+        options.ray, size, config, sampling, console.print
+    ) as engines:
+        yield engines
 
 
 @contextmanager

@@ -12,13 +12,15 @@ from vllm_mtp.tools.engine_arguments import EngineSize
 from vllm_mtp.tools.engine_process import (
     NO_SPECULATION,
     START_TIMEOUT_S,
+    Commanded,
     EngineGroup,
-    EngineProcess,
 )
 from vllm_mtp.tools.prompts import Prompt
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 REQUEST_TIMEOUT_S = 1800.0
+DRAFT_METRICS = {"per_request_spec_decode_metrics": "detailed"}
+"""Argument of an engine that says what became of each draft."""
 
 
 class Answer(NamedTuple):
@@ -137,10 +139,10 @@ def _server_errors(url: str) -> Iterator[None]:
 
 
 class EngineBackend:
-    """An engine in a process of its own."""
+    """An engine of our own."""
 
     def __init__(
-        self, engine: EngineProcess, sampling: Sampling, concurrency: int, limit: int
+        self, engine: Commanded, sampling: Sampling, concurrency: int, limit: int
     ) -> None:
         """The engine is started."""
         self._engine, self._sampling = engine, sampling
@@ -182,9 +184,7 @@ class EngineBackend:
         return found
 
 
-def tokenize_prompts(
-    engine: EngineProcess, prompts: Sequence[Prompt]
-) -> list[list[int]]:
+def tokenize_prompts(engine: Commanded, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids, in order; conversations end where an answer begins."""
     texts = [prompt.text for prompt in prompts if prompt.messages is None]
     chats = [
@@ -213,9 +213,7 @@ def started_engine(
         ServerError: It did not start.
     """
     with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-        metrics = (
-            {} if config is None else {"per_request_spec_decode_metrics": "detailed"}
-        )
+        metrics = {} if config is None else DRAFT_METRICS
         name = NO_SPECULATION if config is None else METHOD
         engine = group.launch(name, config, size, logs, **metrics)
         engine.answer(START_TIMEOUT_S)

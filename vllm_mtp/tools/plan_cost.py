@@ -61,11 +61,13 @@ class Hardware:
     """Dense bfloat16."""
     link_bytes_per_s: PositiveFloat
     """To the other accelerators, one direction."""
+    memory_bytes: PositiveFloat | None = None
+    """None where it is not asked whether a model fits."""
 
 
-H100 = Hardware("H100", 3.35e12, 0.99e15, 450e9)
-H200 = Hardware("H200", 4.8e12, 0.99e15, 450e9)
-B200 = Hardware("B200", 8.0e12, 2.25e15, 900e9)
+H100 = Hardware("H100", 3.35e12, 0.99e15, 450e9, 80e9)
+H200 = Hardware("H200", 4.8e12, 0.99e15, 450e9, 141e9)
+B200 = Hardware("B200", 8.0e12, 2.25e15, 900e9, 180e9)
 
 BANDWIDTH_SHARE = 0.7
 FLOPS_SHARE = 0.6

@@ -10,6 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_mtp.tools.plan import Plan, PlanOptions, Row, make_plan
+from vllm_mtp.tools.plan_fleet import (
+    ASSUMPTIONS,
+    Fleet,
+    FleetOptions,
+    Layout,
+    plan_fleet,
+)
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 
 _OF_ALL = (
@@ -105,3 +112,77 @@ def _until(stops_paying_at: int | None) -> str:
     if stops_paying_at == 1:
         return "Speculation does not pay at any batch."
     return f"Speculation stops paying at batch {stops_paying_at}."
+
+
+def run_plan_fleet(
+    options: FleetOptions, output: Path | None, console: Console
+) -> dict[str, Any]:
+    """Compute, print and, if a file is named, write JSON.
+
+    Raises:
+        ConfigError: No layout serves the demand.
+    """
+    fleet = plan_fleet(options)
+    plain = fleet.without_speculation
+    result = {
+        "layouts": [layout._asdict() for layout in fleet.layouts],
+        "best": fleet.best._asdict(),
+        "without_speculation": plain and plain._asdict(),
+        "assumptions": f"{ROOFLINE} {ASSUMPTIONS}",
+        "options": asdict(options),
+        "provenance": collect_provenance(sys.argv),
+    }
+    print_fleet(fleet, options, console)
+    if output is not None:
+        write_json(output, result)
+        console.print(f"Written: {output}", markup=False)
+    return result
+
+
+def print_fleet(fleet: Fleet, options: FleetOptions, console: Console) -> None:
+    """A table of layouts and sentences."""
+    plan = options.plan
+    table = Table(
+        title=f"{options.tokens_per_s:,.0f} tokens/s of {plan.model.name} on "
+        f"{plan.hardware.name}, prompts of {options.prompt_tokens} and answers of "
+        f"{options.answer_tokens} tokens"
+    )
+    sharing = "TP" if plan.model.experts is None else "TP and EP"
+    for column in (
+        sharing, "batch", "K", "ms per token", "tokens/s a replica", "replicas", "GPUs",
+        "GPU h per M tokens",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for layout in fleet.layouts:
+        table.add_row(
+            str(layout.gpus_per_replica),
+            str(layout.batch),
+            str(layout.draft_length),
+            f"{layout.tpot_ms:.1f}",
+            f"{layout.replica_tokens_per_s:,.0f}",
+            str(layout.replicas),
+            str(layout.num_gpus),
+            f"{layout.gpu_hours_per_million:.3f}",
+            style="bold" if layout == fleet.best else None,
+        )
+    console.print(table)
+    console.print(f"Cheapest: {_described(fleet.best)}", highlight=False)
+    plain = fleet.without_speculation
+    console.print(
+        "Without speculation no layout keeps max-tpot-ms."
+        if plain is None
+        else f"Without speculation: {_described(plain)}",
+        highlight=False,
+    )
+    console.print(ROOFLINE, highlight=False)
+    console.print(ASSUMPTIONS, highlight=False)
+
+
+def _described(layout: Layout) -> str:
+    cost = layout.cost_per_million
+    price = "" if cost is None else f", {cost:.3f} per million tokens"
+    return (
+        f"{layout.replicas} replicas of {layout.gpus_per_replica} GPUs, batch "
+        f"{layout.batch}, K {layout.draft_length}: {layout.num_gpus} GPUs, "
+        f"{layout.tpot_ms:.1f} ms per token{price}"
+    )

@@ -13,29 +13,29 @@ measured is in ``tuning.json`` of the head.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vllm_mtp.config import FULL, METHOD, ConfigError
-from vllm_mtp.drafting.vocabulary import default_num_rows
 from vllm_mtp.tools.option_checks import refuse, resolve_model
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option, required
 from vllm_mtp.tools.prompts import Prompt, load_prompts
-from vllm_mtp.tools.provenance import collect_provenance
+from vllm_mtp.tools.ray_cluster import connected, require_ray
 from vllm_mtp.tools.tune_texts import Answering, collect_texts
+from vllm_mtp.tools.tune_train import (
+    RUN_FOLDER,
+    train,
+    train_ranks_on_ray,
+)
 from vllm_mtp.tools.tune_verdict import Verdict, judge
 
-TEXTS_FOLDER, RUN_FOLDER = "texts", "run"
+TEXTS_FOLDER = "texts"
 PICTURE = "tuning.svg"
-MEASURE_EVERY = 200
-"""Updates between two measurements on held-out texts."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,13 @@ class TuneOptions(Options):
     )
     device: str = option("auto", "auto, cpu or cuda: of the training.")
     seed: int = option(0, "Of the order of the texts.", 0, 2**31)
+    ray: int | None = option(
+        None,
+        "Engines that answer and ranks that train, on a Ray cluster, one GPU each; its "
+        "machines must all see OUTPUT and the model. Unset: this machine.",
+        1,
+        4096,
+    )
     eval_prompts: int = option(
         48, "Held-out prompts to judge by; 0: by hidden states alone.", 0, 10**5
     )
@@ -100,6 +107,8 @@ class TuneOptions(Options):
             refuse("device", self.device, "'auto', 'cpu' or 'cuda'")
         if self.output.is_file():
             refuse("output", str(self.output), "a folder")
+        if self.ray is not None:
+            require_ray()
 
 
 def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
@@ -109,10 +118,27 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
         None if nothing was to be judged by.
 
     Raises:
-        ConfigError: Model, prompts or texts cannot be used.
+        ConfigError: Model, prompts, texts or the Ray cluster cannot be used.
         ServerError: An engine failed.
     """
-    from vllm_mtp.tune.checkpoint import Checkpoint
+    if options.ray is None:
+        return _tune(options, console)
+    with connected():
+        return _tune(_for_other_machines(options), console)
+
+
+def _for_other_machines(options: TuneOptions) -> TuneOptions:
+    """With paths that do not depend on where the command was given."""
+    folders = {
+        name: path.absolute()
+        for name in ("output", "data", "draft_model")
+        if (path := getattr(options, name)) is not None
+    }
+    return replace(options, model=resolve_model(options.model), **folders)
+
+
+def _tune(options: TuneOptions, console: Console) -> Verdict | None:
+    from vllm_mtp.tune.checkpoint import Checkpoint, local_folder
 
     is_first = int(os.environ.get("RANK", "0")) == 0
     if not is_first:
@@ -138,8 +164,13 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
             speculation(head),
         )
         token_bytes = 2 * int(checkpoint.text_config["hidden_size"])
-        collect_texts(model, trained_on, answering, texts, token_bytes, console)
-    tuning = _train(options, checkpoint, texts, console)
+        collect_texts(
+            model, trained_on, answering, texts, token_bytes, console, options.ray
+        )
+    if options.ray is None:
+        tuning = train(options, texts, sys.argv, console)
+    else:
+        tuning = train_ranks_on_ray(options, options.ray, texts, sys.argv, console)
     verdict = None
     if judged_by and is_first:
         verdict = judge(
@@ -149,6 +180,7 @@ def run_tune(options: TuneOptions, console: Console) -> Verdict | None:
             options.eval_depths,
             options.output / RUN_FOLDER,
             console,
+            options.ray,
         )
     _print_measured(tuning, console)
     if is_first and find_spec("matplotlib") is not None:
@@ -165,15 +197,6 @@ def speculation(head: str | None) -> dict[str, Any]:
     return own if head is None else own | {"model": head}
 
 
-def local_folder(model: str) -> Path:
-    """The folder of a model, which is downloaded if it has none."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-
-
 def _prompts_of(options: TuneOptions, model: str) -> tuple[list[Prompt], list[Prompt]]:
     """To be trained on, and to judge by: every n-th one, and at most a fifth."""
     prompts = load_prompts(options.prompts, model, options.num_prompts)
@@ -186,89 +209,6 @@ def _prompts_of(options: TuneOptions, model: str) -> tuple[list[Prompt], list[Pr
     if not trained_on:
         raise ConfigError("prompts: one is not enough to train on and to judge by")
     return trained_on, judged_by
-
-
-def _train(
-    options: TuneOptions, model: Any, folder: Path, console: Console
-) -> Mapping[str, Any]:
-    """Train and write the head; what was measured before and after."""
-    from vllm_mtp.tune.checkpoint import Checkpoint, write_head
-    from vllm_mtp.tune.plan import TuningPlan
-    from vllm_mtp.tune.ranks import on_ranks
-    from vllm_mtp.tune.shards import Texts
-    from vllm_mtp.tune.train import Trainer
-
-    source = model if options.draft_model is None else Checkpoint(options.draft_model)
-    # Each of several layers drafts one token.
-    several = source.num_mtp_layers if source.num_mtp_layers > 1 else 16
-    same = TuningPlan.model_fields.keys() & vars(options).keys()
-    plan = TuningPlan.model_validate(
-        {name: getattr(options, name) for name in same}
-        | {
-            "num_steps": min(options.draft_steps, several),
-            "checkpoints_activations": options.recompute,
-        }
-    )
-    run = options.output / RUN_FOLDER
-    run.mkdir(parents=True, exist_ok=True)
-    start_s = perf_counter()
-    with on_ranks(options.device) as ranks:
-        drafter = ranks.shard(source.drafter(plan.checkpoints_activations))
-        drafted = _drafted(options, model, folder)
-        target = model.target(ranks.device, drafted)
-        trainer = Trainer(drafter, target, Texts(folder), plan, run)
-        if not trainer.resume():
-            trainer.begin()
-        _watched(trainer, console)
-        after = trainer.measure()
-        before = trainer.first_note()
-        weights = ranks.gather(drafter)
-        tuning = {
-            "plan": plan.model_dump(),
-            "num_updates": trainer.num_updates,
-            "num_texts": len(trainer.trained.windows),
-            "seconds": perf_counter() - start_s,
-            "held_out": {"before": before, "after": after._asdict()},
-            "provenance": collect_provenance(sys.argv),
-        }
-        if ranks.is_first:
-            stored = {n: weights[n].to(t) for n, t in source.dtypes(weights).items()}
-            write_head(options.output, model, stored, tuning)
-    return tuning
-
-
-def _drafted(options: TuneOptions, model: Any, folder: Path) -> Any:
-    """``[num_rows]`` int64: tokens that may be drafted; None for all."""
-    from vllm_mtp.tune.shards import count_tokens
-
-    vocab_size = int(model.text_config["vocab_size"])
-    num_rows = options.draft_rows
-    if num_rows is None:
-        num_rows = default_num_rows(vocab_size, 1) or 0
-    if not 0 < num_rows < vocab_size:
-        return None
-    commonest = count_tokens(folder, vocab_size).topk(num_rows).indices
-    return commonest.sort().values
-
-
-def _watched(trainer: Any, console: Console) -> None:
-    """Train to the end under a progress bar."""
-    columns = (
-        TextColumn("tuning"),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=trainer.num_updates, loss=0.0)
-
-        def watch(update: int, loss: float) -> None:
-            bar.update(task, completed=update, loss=loss)
-            trainer.note(loss=loss)
-            if update % MEASURE_EVERY == 0:
-                trainer.note(held_out=trainer.measure()._asdict())
-
-        trainer.run(watch, MEASURE_EVERY)
 
 
 def _print_measured(tuning: Mapping[str, Any], console: Console) -> None:

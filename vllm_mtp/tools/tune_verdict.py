@@ -10,7 +10,8 @@ the others there is no verdict there.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -20,11 +21,18 @@ from rich.table import Table
 
 from vllm_mtp.tools.compare import CompareOptions, Figure, compare
 from vllm_mtp.tools.engine_arguments import EngineSize
-from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup, EngineProcess
-from vllm_mtp.tools.eval_backends import EngineBackend, Sampling
+from vllm_mtp.tools.engine_process import START_TIMEOUT_S, EngineGroup
+from vllm_mtp.tools.eval_backends import (
+    DRAFT_METRICS,
+    Backend,
+    EngineBackend,
+    Sampling,
+)
 from vllm_mtp.tools.eval_file import EvalFile, record_of
 from vllm_mtp.tools.prompts import Prompt, fingerprint_of
 from vllm_mtp.tools.provenance import collect_provenance, replacing
+from vllm_mtp.tools.ray_engines import ray_engines
+from vllm_mtp.tools.ray_eval import RayBackend
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
 TEMPERATURES = (0.0, 1.0)
@@ -76,6 +84,7 @@ def judge(
     draft_lengths: Sequence[int],
     folder: Path,
     console: Console,
+    num_engines: int | None = None,
 ) -> Verdict:
     """Evaluate both heads and compare them.
 
@@ -86,6 +95,7 @@ def judge(
         draft_lengths: To judge at.
         folder: For the evaluations.
         console: Told what comes out.
+        num_engines: On a Ray cluster; None for one engine here.
 
     Raises:
         ServerError: An engine failed.
@@ -95,13 +105,15 @@ def judge(
     found: dict[str, list[EvalFile]] = {}
     settings: list[tuple[Sequence[Prompt], Sampling]] = []
     for name, config in heads.items():
-        with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
-            metrics = {"per_request_spec_decode_metrics": "detailed"}
-            engine = group.launch(name, {**config, **longest}, size, logs, **metrics)
-            engine.answer(START_TIMEOUT_S)
+        config = {**config, **longest}
+        with (
+            _one_engine(name, config, size)
+            if num_engines is None
+            else _on_ray(num_engines, config, size, console)
+        ) as backends:
             if not settings:
-                settings = _settings(engine, prompts, draft_lengths, console)
-            found[name] = [_evaluate(engine, model, *each) for each in settings]
+                settings = _settings(backends, prompts, draft_lengths, console)
+            found[name] = [_evaluate(backends, model, *each) for each in settings]
     cells = []
     for before, after in zip(found[BEFORE], found[AFTER], strict=True):
         for name, file in ((BEFORE, before), (AFTER, after)):
@@ -122,16 +134,42 @@ def judge(
     return verdict
 
 
+Backends = Callable[[Sampling], Backend]
+"""One for each way to answer, of the same engines."""
+
+
+@contextmanager
+def _one_engine(
+    name: str, config: Mapping[str, Any], size: EngineSize
+) -> Iterator[Backends]:
+    with log_folder() as logs, exit_on_signals(), EngineGroup() as group:
+        engine = group.launch(name, config, size, logs, **DRAFT_METRICS)
+        engine.answer(START_TIMEOUT_S)
+        yield lambda sampling: EngineBackend(
+            engine, sampling, CONCURRENCY, MAX_MODEL_LEN
+        )
+
+
+@contextmanager
+def _on_ray(
+    num_engines: int, config: Mapping[str, Any], size: EngineSize, console: Console
+) -> Iterator[Backends]:
+    with ray_engines(
+        num_engines, size, config, console.print, DRAFT_METRICS
+    ) as engines:
+        yield lambda sampling: RayBackend(engines, sampling, size)
+
+
 def _settings(
-    engine: EngineProcess,
+    backends: Backends,
     prompts: Sequence[Prompt],
     draft_lengths: Sequence[int],
     console: Console,
 ) -> list[tuple[Sequence[Prompt], Sampling]]:
     """Prompts to be answered in each way."""
     greedy = Sampling(draft_lengths[0], 0.0, ANSWER_TOKENS)
-    backend = EngineBackend(engine, greedy, CONCURRENCY, MAX_MODEL_LEN)
-    answers = {prompt.id: answer for prompt, answer in backend.answers(prompts)}
+    found = backends(greedy).answers(prompts)
+    answers = {prompt.id: answer for prompt, answer in found}
     fresh = [p for p in prompts if not repeats_itself(answers[p.id].token_ids)]
     if len(fresh) < MIN_PROMPTS:
         console.print(
@@ -157,10 +195,9 @@ def repeats_itself(token_ids: Sequence[int]) -> bool:
 
 
 def _evaluate(
-    engine: EngineProcess, model: str, prompts: Sequence[Prompt], sampling: Sampling
+    backends: Backends, model: str, prompts: Sequence[Prompt], sampling: Sampling
 ) -> EvalFile:
     start_s = perf_counter()
-    backend = EngineBackend(engine, sampling, CONCURRENCY, MAX_MODEL_LEN)
     records = {
         prompt.id: record_of(
             prompt,
@@ -169,7 +206,7 @@ def _evaluate(
             answer.num_tokens,
             answer.seconds,
         )
-        for prompt, answer in backend.answers(prompts)
+        for prompt, answer in backends(sampling).answers(prompts)
     }
     return EvalFile(
         model=Path(model).name if Path(model).is_dir() else model,

@@ -125,10 +125,29 @@ class Checkpoint:
         return Drafter(layers, checkpoints)
 
 
+def local_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a model, which is downloaded if it has none."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors"]
+    return Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
+
+
 def _norm_like(family: Family, config: Mapping[str, Any]) -> nn.Module:
     with torch.device("meta"):
         norm = MTPLayer(family, config, 0).final_norm
     return norm.to_empty(device="cpu")
+
+
+def stored_weights(drafter: Drafter) -> dict[str, torch.Tensor]:
+    """Of one process, on the CPU, by their names in the checkpoint."""
+    found: dict[str, torch.Tensor] = {}
+    for layer in drafter.layers:
+        stored = layer.stored(layer.state_dict())  # type: ignore[operator]
+        found |= {name: weight.cpu() for name, weight in stored.items()}
+    return found
 
 
 def write_head(

@@ -1,4 +1,4 @@
-"""One device, or several ranks that torchrun has started (FSDP2)."""
+"""One device, or several ranks that torchrun or Ray Train has started (FSDP2)."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,10 @@ class Ranks:
     def __init__(self, device: torch.device) -> None:
         """Of this process; a group of several has been made."""
         self.device = device
-        self.is_several = distributed.is_initialized()
+        # Ray Train makes a group of a single rank, too.
+        self.is_several = distributed.is_initialized() and (
+            distributed.get_world_size() > 1
+        )
         self.is_first = not self.is_several or distributed.get_rank() == 0
 
     def shard(self, drafter: Drafter) -> Drafter:
@@ -59,19 +62,22 @@ class Ranks:
 def on_ranks(device: str) -> Iterator[Ranks]:
     """Within, the process group that torchrun's variables ask for, if they do.
 
+    A group that is there already (Ray Train's) is used and stays.
+
     Args:
         device: ``auto``, ``cpu`` or ``cuda``.
     """
     has_gpu = torch.cuda.is_available() and device != "cpu"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = torch.device("cuda", local_rank) if has_gpu else torch.device("cpu")
-    is_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if is_several:
-        if has_gpu:
-            torch.cuda.set_device(chosen)
+    if has_gpu:
+        torch.cuda.set_device(chosen)
+    is_wanted = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    is_ours = is_wanted and not distributed.is_initialized()
+    if is_ours:
         distributed.init_process_group("nccl" if has_gpu else "gloo")
     try:
         yield Ranks(chosen)
     finally:
-        if is_several:
+        if is_ours:
             distributed.destroy_process_group()

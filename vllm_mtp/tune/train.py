@@ -19,23 +19,14 @@ import torch
 from torch import distributed
 
 from vllm_mtp.config import ConfigError
-from vllm_mtp.tune.data import Batches, Window
+from vllm_mtp.tune.data import Batches
 from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.shards import Place, Texts
-from vllm_mtp.tune.unroll import (
-    Batch,
-    Drafter,
-    DraftLosses,
-    Target,
-    draft_losses,
-    step_weights,
-)
+from vllm_mtp.tune.unroll import Batch, Drafter, Target
+from vllm_mtp.tune.updates import Updates, measure_drafts
 
 RESUME_FILE = "resume.pt"
 JOURNAL_FILE = "journal.jsonl"
-_BETAS = (0.9, 0.95)
-_MEMORY = 0.98
-"""Of the mean acceptance of a draft step, from update to update."""
 _LOWEST_RATE = 0.1
 """Of the learning rate, at the end of its cosine."""
 
@@ -90,23 +81,12 @@ class Trainer:
         """
         self.drafter, self.target, self.plan = drafter, target, plan
         self.folder = folder
-        self.device = target.embedding.device
         self.rank, self.num_ranks = _rank(), _num_ranks()
         held_out, trained = split(texts.places, plan.held_out_share)
         self.held_out = self._batches(texts, held_out)
         self.trained = self._batches(texts, trained)
         self.progress = Progress()
-        self.mean_acceptance = torch.zeros(plan.num_steps, device=self.device)
-        matrices = [p for p in drafter.parameters() if p.dim() > 1]
-        vectors = [p for p in drafter.parameters() if p.dim() <= 1]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": plan.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=plan.learning_rate,
-            betas=_BETAS,
-        )
+        self.updates = Updates(drafter, target, plan)
         per_epoch = len(self.trained.of_epoch(0)) // self.num_ranks
         if not per_epoch or not self.held_out.windows:
             raise ConfigError(
@@ -133,10 +113,11 @@ class Trainer:
             watch: Told the number of updates and the loss after each.
             save_every: Updates between two saves of what resumes the run.
         """
-        weights = step_weights(self.plan.num_steps, self.plan.step_decay)
-        weights = weights.to(self.device)
         for batch in self._rest():
-            loss = self._update(batch, weights)
+            share = self._rate_share()
+            loss = self.updates.run(batch, share, self.progress.update)
+            self.progress.update += 1
+            self.progress.batch += 1
             watch(self.progress.update, loss)
             if self.progress.update % save_every == 0:
                 self.save()
@@ -152,62 +133,10 @@ class Trainer:
             for windows in mine[progress.batch : per_epoch]:
                 if progress.update == self.num_updates:
                     return
-                yield self._read(self.trained, windows)
+                yield self.trained.read(windows)
             progress.epoch, progress.batch = progress.epoch + 1, 0
 
-    def _read(self, batches: Batches, windows: Sequence[Window]) -> Batch:
-        batch = Batch(*(tensor.to(self.device) for tensor in batches.read(windows)))
-        # Of the target's dtype, like its embeddings.
-        return batch._replace(hidden=batch.hidden.to(self.target.embedding.dtype))
-
-    def _update(self, batch: Batch, weights: torch.Tensor) -> float:
-        found = self._backward(batch, weights)
-        self._step()
-        self._remember(found.found)
-        self.progress.update += 1
-        self.progress.batch += 1
-        return found.total.item()
-
-    def _backward(self, batch: Batch, weights: torch.Tensor) -> DraftLosses:
-        with self._autocast():
-            found = draft_losses(
-                self.drafter,
-                self.target,
-                batch,
-                self.plan.loss,
-                weights,
-                self.mean_acceptance,
-            )
-        found.total.backward()  # type: ignore[no-untyped-call]
-        return found
-
-    def _step(self) -> None:
-        self._set_rate()
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.drafter.parameters(), self.plan.max_grad_norm
-        )
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _remember(
-        self,
-        # [num_steps, 3, drafts]
-        found: torch.Tensor,
-    ) -> None:
-        """Ranks must weigh KL alike, so they share what they have seen."""
-        acceptance = found[:, 1]
-        count = acceptance.new_tensor([acceptance.shape[1]])
-        seen = torch.cat([acceptance.sum(-1), count])
-        if self.num_ranks > 1:
-            distributed.all_reduce(seen)
-        if seen[-1] > 0:
-            memory = min(_MEMORY, 1 - 1 / (self.progress.update + 1))
-            self.mean_acceptance.mul_(memory).add_(
-                seen[:-1] / seen[-1], alpha=1 - memory
-            )
-
-    def _set_rate(self) -> None:
+    def _rate_share(self) -> float:
         done = self.progress.update / self.num_updates
         warm = self.plan.warmup_share
         if done < warm:
@@ -215,27 +144,16 @@ class Trainer:
         else:
             cosine = 0.5 * (1 + math.cos(math.pi * (done - warm) / (1 - warm)))
             share = _LOWEST_RATE + (1 - _LOWEST_RATE) * cosine
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.learning_rate * min(1.0, share)
+        return min(1.0, share)
 
-    def _autocast(self) -> Any:
-        """Weights stay in float32; on a CPU all of it does."""
-        is_cpu = self.device.type == "cpu"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=not is_cpu)
-
-    @torch.no_grad()
     def measure(self, max_drafts: int = 2**15) -> Measured:
         """On held-out texts, until there are so many drafts."""
-        plan, found = self.plan, []
-        num_drafts, weights = 0, torch.ones(plan.num_steps, device=self.device)
+        num_drafts, found = 0, []
         for windows in self.held_out.of_epoch(0):
             if num_drafts >= max_drafts:
                 break
-            batch = self._read(self.held_out, windows)
-            with self._autocast():
-                made = draft_losses(
-                    self.drafter, self.target, batch, "kl", weights, weights
-                )
+            batch = self.updates.place(self.held_out.read(windows))
+            made = measure_drafts(self.drafter, self.target, batch, self.plan.num_steps)
             found.append(made.found.cpu())
             num_drafts += found[-1].shape[-1]
         kl, acceptance, agreement = torch.cat(found, -1).unbind(1)
@@ -273,16 +191,16 @@ class Trainer:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         if self.num_ranks > 1:
-            state = get_state_dict(self.drafter, self.optimizer)
+            state = get_state_dict(self.drafter, self.updates.optimizer)
         else:
-            state = self.drafter.state_dict(), self.optimizer.state_dict()
+            state = self.drafter.state_dict(), self.updates.optimizer.state_dict()
         path = self.folder / f"{self.rank}-{RESUME_FILE}"
         unfinished = path.with_suffix(".unfinished")
         torch.save(
             {
                 "decided_by": self._decided_by,
                 "progress": vars(self.progress),
-                "mean_acceptance": self.mean_acceptance,
+                "mean_acceptance": self.updates.mean_acceptance,
                 "state": state,
             },
             unfinished,
@@ -295,12 +213,13 @@ class Trainer:
         return self.plan.model_dump(), num_tokens, self.num_ranks
 
     def resume(self) -> bool:
-        """Go on where a run of the same plan and data was saved; False if none was."""
-        path = self.folder / f"{self.rank}-{RESUME_FILE}"
-        if not path.is_file():
-            return False
-        saved = torch.load(path, map_location=self.device, weights_only=False)
-        if saved["decided_by"] != self._decided_by:
+        """Go on where a run of the same plan and data was saved; False if none was.
+
+        All ranks do, or none: one may have been lost while the others saved.
+        """
+        saved = self._saved()
+        update = -1 if saved is None else saved["progress"]["update"]
+        if not self._is_of_all_ranks(update) or saved is None:
             return False
         model, optimizer = saved["state"]
         if self.num_ranks > 1:
@@ -308,16 +227,34 @@ class Trainer:
 
             set_state_dict(
                 self.drafter,
-                self.optimizer,
+                self.updates.optimizer,
                 model_state_dict=model,
                 optim_state_dict=optimizer,
             )
         else:
             self.drafter.load_state_dict(model)
-            self.optimizer.load_state_dict(optimizer)
+            self.updates.optimizer.load_state_dict(optimizer)
         self.progress = Progress(**saved["progress"])
-        self.mean_acceptance.copy_(saved["mean_acceptance"])
+        self.updates.mean_acceptance.copy_(saved["mean_acceptance"])
         return True
+
+    def _saved(self) -> dict[str, Any] | None:
+        """What this rank has saved of this run."""
+        path = self.folder / f"{self.rank}-{RESUME_FILE}"
+        if not path.is_file():
+            return None
+        saved: dict[str, Any] = torch.load(
+            path, map_location=self.updates.device, weights_only=False
+        )
+        return saved if saved["decided_by"] == self._decided_by else None
+
+    def _is_of_all_ranks(self, update: int) -> bool:
+        if self.num_ranks == 1:
+            return True
+        extremes = torch.tensor([update, -update], device=self.updates.device)
+        distributed.all_reduce(extremes, distributed.ReduceOp.MIN)
+        lowest, highest = extremes[0].item(), -extremes[1].item()
+        return lowest == highest
 
 
 def split(

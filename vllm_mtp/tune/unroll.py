@@ -134,6 +134,8 @@ class DraftLosses(NamedTuple):
     found: torch.Tensor
     """``[num_steps, 3, drafts]``: KL, acceptance and agreement of each draft that
     counts, given that the steps before held."""
+    texts: torch.Tensor
+    """``[drafts]`` int64: of the batch, whose they are."""
 
 
 def draft_losses(
@@ -173,4 +175,4 @@ def draft_losses(
         each[:, :, number : number + num_drafts][:, counts]
         for number, each in enumerate(by_row, 1)
     ]
-    return DraftLosses(made.total, torch.stack(by_draft))
+    return DraftLosses(made.total, torch.stack(by_draft), counts.nonzero()[:, 0])

@@ -106,7 +106,7 @@ def test_machine_and_model_of_ones_own(tmp_path: Path) -> None:
     model.write_text(json.dumps(MOE))
     own = ["--hardware", str(machine), "--model", str(model), "--num-gpus", "8"]
     written = planned(tmp_path, *own, "--batch", "1,64")
-    assert written["options"]["hardware"] == MACHINE
+    assert written["options"]["hardware"] == {**MACHINE, "memory_bytes": None}
     assert written["options"]["model"] == MOE
     assert "8 x L40S, GLM-4.5-Air, batch 64" in run(*own, "--batch", "64").stdout
     known = planned(tmp_path, "--num-gpus", "8", "--batch", "1,64")

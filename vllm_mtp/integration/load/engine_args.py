@@ -36,8 +36,9 @@ from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.classes import WORKERS, name_our_classes
 from vllm_mtp.integration.load.command_line import clear_exit
 from vllm_mtp.integration.load.layer_types import restore_layer_types
-from vllm_mtp.integration.load.settings import SETTINGS_KEY, Carried
+from vllm_mtp.integration.load.settings import SETTINGS_KEY, Carried, settings_of
 from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
+from vllm_mtp.integration.worker.adapting import check_adapting
 from vllm_mtp.integration.worker.draft_sampling import choose_methods
 
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
@@ -238,6 +239,8 @@ def _finish(config: VllmConfig) -> None:
             f"(a speculators checkpoint): method {METHOD!r} cannot replace it; serve "
             "the target model itself."
         )
+    if settings_of(config).adapt:
+        check_adapting(config)
     choose_methods(config)
     restore_layer_types(config)
     name_our_classes(config)

@@ -73,6 +73,7 @@ class StepMetrics:
         "finished",
         "ended",
         "vocabulary",
+        "levels",
         "drafting_failed",
         "new_weights",
         "take",
@@ -213,6 +214,10 @@ class StepMetrics:
         levels[VOCABULARY_IN_USE] = float(is_in_use)
         if coverage is not None:
             levels[COVERAGE] = coverage
+
+    def levels(self, found: Mapping[str, float]) -> None:
+        """States that a worker has reported."""
+        self._stats.levels |= found
 
     def new_weights(self, changed: Collection[str]) -> None:
         """These models have other weights by now (``target``, ``draft``)."""

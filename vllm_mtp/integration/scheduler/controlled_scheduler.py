@@ -262,8 +262,10 @@ class ControlledScheduler(Scheduler):
                 self.metrics.new_weights(report.new_weights)
         if report.failed_part is not None:
             self._switch.failed(report.failed_part)
-        if self.metrics is not None and report.vocabulary is not None:
-            self.metrics.vocabulary(*report.vocabulary)
+        if self.metrics is not None:
+            self.metrics.levels(report.levels)
+            if report.vocabulary is not None:
+                self.metrics.vocabulary(*report.vocabulary)
 
     def _add_shadow_drafts(
         self,

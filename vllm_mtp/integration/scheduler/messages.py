@@ -114,6 +114,8 @@ class WorkerReport(NamedTuple):
     """Whose have changed: ``target``, ``draft``."""
     choices: Mapping[str, Choice] = {}
     """By request id, where draft tokens were left out on the device."""
+    levels: Mapping[str, float] = {}
+    """States to be reported (``metrics/stats.py``)."""
 
 
 NOTHING = WorkerReport()

@@ -17,7 +17,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm_mtp.config import METHOD, ConfigError
 from vllm_mtp.integration.load.settings import SETTINGS_KEY
 from vllm_mtp.integration.load.wrapping import wrap_once
-from vllm_mtp.request_options import pinned_draft_length
+from vllm_mtp.request_options import is_recorded, pinned_draft_length
 
 _CANNOT_GO_BACK = "lm-format-enforcer"
 """Backend of structured outputs whose grammars keep no past states."""
@@ -41,10 +41,10 @@ def _wrap_all(original: Callable[..., Any]) -> Callable[..., Any]:
         config = self.vllm_config
         if SETTINGS_KEY not in config.additional_config:
             return original(self, params, *args, **kwargs)
+        extra = getattr(params, "extra_args", None)
         try:
-            pinned_draft_length(
-                getattr(params, "extra_args", None), config.num_speculative_tokens
-            )
+            pinned_draft_length(extra, config.num_speculative_tokens)
+            is_recorded(extra)
         except ConfigError as error:
             raise VLLMValidationError(str(error), parameter="vllm_xargs") from None
         _refuse_grammars(params, config.structured_outputs_config.backend)

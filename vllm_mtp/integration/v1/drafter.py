@@ -46,6 +46,7 @@ from vllm_mtp.integration.v1.passes import PASS_ATTRIBUTES
 from vllm_mtp.integration.v1.rejection_sampler import MTPPlusRejectionSampler
 from vllm_mtp.integration.v1.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
 from vllm_mtp.integration.v1.shadow_drafts import ShadowTest, show_sampled_rows
+from vllm_mtp.integration.worker.adapting import Adapts
 from vllm_mtp.integration.worker.draft_model_gate import DraftModelGate, gate_of
 from vllm_mtp.integration.worker.draft_models import (
     complete_decoder_layers,
@@ -55,11 +56,10 @@ from vllm_mtp.integration.worker.draft_sampling import (
     tests_shadow_drafts,
     verifies_blocks,
 )
-from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates, StepRows
+from vllm_mtp.integration.worker.hidden_states import StepRows
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
-from vllm_mtp.integration.worker.weight_updates import FollowsWeights
 from vllm_mtp.kernels.reference import PADDING_SLOT
 from vllm_mtp.records import RejectedSlots, RollbackPlan, RolledBack
 
@@ -90,8 +90,7 @@ class _DraftSlots:
 
 
 class _MTPPlusDrafter(
-    FollowsWeights,
-    RecordsHiddenStates,
+    Adapts,
     BackfillsKV,
     AnnouncesRejectedSlots,
     StopsEarly,

@@ -35,9 +35,9 @@ class MTPPlusRunner(Reports, GPUModelRunner):
     """Called with the runner: a workaround of the CPU worker's."""
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self.drafter.begin_recording(scheduler_output)
         self.drafter.follow_weights()
         self.drafter.expect(scheduler_output)
-        self.drafter.record_ends(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def _calc_spec_decode_metadata(

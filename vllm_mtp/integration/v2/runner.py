@@ -92,9 +92,9 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         return num_bytes
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._speculator.begin_recording(scheduler_output)
         self._speculator.follow_weights()
         self._speculator.expect(scheduler_output)
-        self._speculator.record_ends(scheduler_output)
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, grammar_output: Any) -> Any:

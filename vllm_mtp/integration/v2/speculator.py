@@ -33,12 +33,11 @@ from vllm_mtp.integration.v2.extra_heads import DraftsInOnePass
 from vllm_mtp.integration.v2.kv_backfill import BACKFILL_ATTRIBUTES, BackfillsKV
 from vllm_mtp.integration.v2.proposals import Proposals
 from vllm_mtp.integration.v2.runner import RUNNER_ATTRIBUTES, MTPPlusRunner
+from vllm_mtp.integration.worker.adapting import Adapts
 from vllm_mtp.integration.worker.draft_models import complete_decoder_layers
-from vllm_mtp.integration.worker.hidden_states import RecordsHiddenStates
 from vllm_mtp.integration.worker.loaded_weights import checked_loading
 from vllm_mtp.integration.worker.rejected_slots import AnnouncesRejectedSlots
 from vllm_mtp.integration.worker.rollback import Rollback
-from vllm_mtp.integration.worker.weight_updates import FollowsWeights
 from vllm_mtp.records import RejectedSlots
 
 _LARGEST = 1e4
@@ -46,8 +45,7 @@ _LARGEST = 1e4
 
 
 class _MTPPlusSpeculator(
-    FollowsWeights,
-    RecordsHiddenStates,
+    Adapts,
     BackfillsKV,
     AnnouncesRejectedSlots,
     DraftModelSpeculator,

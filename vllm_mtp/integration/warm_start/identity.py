@@ -14,7 +14,10 @@ from vllm_mtp.integration.load.settings import settings_of
 
 FORMAT = "1"
 """Of the files; another one has other names."""
-_IRRELEVANT = {"trace_path", "hidden_states_path", "warm_start_path", "controller_seed"}
+_IRRELEVANT = {
+    *("trace_path", "hidden_states_path", "warm_start_path", "controller_seed"),
+    *("adapt_device", "adapt_memory_mib", "adapt_share"),
+}
 """Options that change neither acceptance nor cost."""
 
 

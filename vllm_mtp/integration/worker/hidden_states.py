@@ -2,23 +2,27 @@
 
 The rows of a step that were verified are what the MTP layers are fed when they are
 served, of whatever family. They are put together request by request and written in
-shards (``tune/shards.py``) when requests end. Copies wait for the device: a server that
-records is slower, its output the same.
+shards (``tune/shards.py``) when requests end. No step waits for the copy of its rows:
+it is looked at when a later one is recorded.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from vllm_mtp.integration.load.settings import settings_of
+from vllm_mtp.request_options import is_recorded
 from vllm_mtp.tune.shards import PATTERN, Text, write_shard
 
 MAX_SHARD_BYTES = 2**28
 _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 """vLLM makes names of requests unique."""
+_MAX_PENDING = 4
+"""Steps whose rows may be on their way to the host."""
 
 
 class StepRows(NamedTuple):
@@ -37,6 +41,22 @@ class StepRows(NamedTuple):
     """``[num_rows, hidden_size]``."""
 
 
+class _Copied(NamedTuple):
+    """Rows of some requests, on the host once the device has come as far."""
+
+    request_ids: Sequence[str]
+    num_rows: Sequence[int]
+    """Of each that were copied, rejected ones behind the others."""
+    skipped: Sequence[int]
+    """Rows of each before those."""
+    num_valid: torch.Tensor
+    """Of all its rows."""
+    positions: torch.Tensor
+    token_ids: torch.Tensor
+    hidden: torch.Tensor
+    is_here: torch.cuda.Event | None
+
+
 class _Running:
     """A request under way."""
 
@@ -49,43 +69,137 @@ class _Running:
         self.parts.append((token_ids, hidden))
         self.num_tokens += len(token_ids)
 
-    def cut(self, num_tokens: int) -> None:
-        """Keep the first ones."""
+    def cut(self, start: int, end: int) -> None:
+        """Keep these."""
         token_ids, hidden = (
-            torch.cat(each)[:num_tokens] for each in zip(*self.parts, strict=True)
+            torch.cat(each)[start:end] for each in zip(*self.parts, strict=True)
         )
         self.parts, self.num_tokens = [(token_ids, hidden)], len(token_ids)
+        self.first_position += start
 
 
 class Recorder:
     """Of one worker."""
 
-    def __init__(self, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+        max_text_tokens: int | None = None,
+        admits: Callable[[Any], bool] = lambda request: True,
+    ) -> None:
         """
         Args:
             folder: For the shards; those in it are kept.
             max_shard_bytes: A shard is written when it is as large.
+            max_text_tokens: The last ones of a request are kept, at least so many and
+                less than twice as many. None: all.
+            admits: Whether a request that comes (vLLM's ``NewRequestData``) is
+                recorded; asked of those that did not refuse.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._max_shard_bytes = folder, max_shard_bytes
+        self._max_text_tokens = max_text_tokens or 2**62
+        self._admits = admits
         names = (path.stem.partition("-")[2] for path in folder.glob(PATTERN))
         self._next_shard = max(map(int, names), default=-1) + 1
+        self._recorded: dict[str, bool] = {}
+        """Of requests under way, whether they are."""
+        self._num_scheduled: Mapping[str, int] = {}
+        self._copied: deque[_Copied] = deque()
         self._running: dict[str, _Running] = {}
         self._ended: list[Text] = []
         self._ended_bytes = 0
 
+    @property
+    def num_running(self) -> int:
+        """Requests under way that are recorded."""
+        return sum(self._recorded.values())
+
+    @property
+    def num_ended(self) -> int:
+        """Texts that wait to be written."""
+        return len(self._ended)
+
+    def begin_step(self, scheduler_output: Any) -> None:
+        """A step is about to run: requests have ended, others come."""
+        if scheduler_output.finished_req_ids:
+            self.end(scheduler_output.finished_req_ids)
+        self._num_scheduled = scheduler_output.num_scheduled_tokens
+        for request in scheduler_output.scheduled_new_reqs:
+            if request.req_id not in self._recorded:
+                extra = getattr(request.sampling_params, "extra_args", None)
+                may = is_recorded(extra) and _has_plain_tokens(request)
+                self._recorded[request.req_id] = may and self._admits(request)
+
     def record(self, rows: StepRows) -> None:
-        """Add a step's rows."""
-        starts, num_valid, positions = (
-            each.tolist() for each in (rows.starts, rows.num_valid, rows.positions)
+        """Add the rows of the step that has been announced."""
+        while self._copied and (
+            len(self._copied) == _MAX_PENDING or _is_here(self._copied[0])
+        ):
+            self._add(self._copied.popleft())
+        wanted = [
+            index
+            for index, request_id in enumerate(rows.request_ids)
+            if self._recorded.get(request_id)
+        ]
+        if wanted:
+            self._copied.append(self._copy(rows, wanted))
+
+    def _copy(self, rows: StepRows, wanted: Sequence[int]) -> _Copied:
+        """Rows of these requests; the host knows at most how many they are."""
+        names = [rows.request_ids[index] for index in wanted]
+        most = [self._num_scheduled.get(name, 0) for name in names]
+        num_rows = [min(each, self._max_text_tokens) for each in most]
+        skipped = [a - b for a, b in zip(most, num_rows, strict=True)]
+        within = torch.cat(
+            [
+                torch.arange(first, first + number)
+                for first, number in zip(skipped, num_rows, strict=True)
+            ]
         )
-        token_ids, hidden = rows.token_ids.cpu(), rows.hidden.cpu()
-        for index, request_id in enumerate(rows.request_ids):
-            first = starts[index]
-            own = slice(first, first + num_valid[index])
-            if num_valid[index] > 0:
-                running = self._at(request_id, positions[first])
-                running.add(token_ids[own].clone(), hidden[own].clone())
+        places = torch.tensor(wanted).repeat_interleave(torch.tensor(num_rows))
+        device = rows.hidden.device
+        starts = rows.starts.to(device, non_blocking=True)
+        index = starts[places.to(device, non_blocking=True)]
+        index = index + within.to(device, non_blocking=True)
+        # Rows that a step has left out are rows of others: they are not valid.
+        index = index.clamp(max=len(rows.hidden) - 1)
+        return _Copied(
+            names,
+            num_rows,
+            skipped,
+            _to_host(rows.num_valid, torch.tensor(wanted)),
+            _to_host(rows.positions, index),
+            _to_host(rows.token_ids, index),
+            _to_host(rows.hidden, index),
+            _now(device),
+        )
+
+    def _add_all(self) -> None:
+        while self._copied:
+            self._add(self._copied.popleft())
+
+    def _add(self, copied: _Copied) -> None:
+        if copied.is_here is not None:
+            copied.is_here.synchronize()
+        first = 0
+        for request_id, number, skipped, num_valid in zip(
+            copied.request_ids,
+            copied.num_rows,
+            copied.skipped,
+            copied.num_valid.tolist(),
+            strict=True,
+        ):
+            own = slice(first, first + min(number, num_valid - skipped))
+            if own.stop > own.start:
+                running = self._at(request_id, int(copied.positions[first]))
+                running.add(copied.token_ids[own].clone(), copied.hidden[own].clone())
+                if running.num_tokens >= 2 * self._max_text_tokens:
+                    running.cut(
+                        running.num_tokens - self._max_text_tokens, running.num_tokens
+                    )
+            first += number
 
     def _at(self, request_id: str, position: int) -> _Running:
         """The request, ready for rows from a position on."""
@@ -94,7 +208,7 @@ class Recorder:
             num_known = position - running.first_position
             if 0 < num_known <= running.num_tokens:
                 if num_known < running.num_tokens:  # preempted: it is computed again
-                    running.cut(num_known)
+                    running.cut(0, num_known)
                 return running
         # New, preempted, or with rows of the prefix cache between.
         self._running[request_id] = running = _Running(position)
@@ -102,39 +216,59 @@ class Recorder:
 
     def end(self, request_ids: Collection[str]) -> None:
         """These get no more rows."""
+        self._add_all()
         for request_id in request_ids:
+            self._recorded.pop(request_id, None)
             running = self._running.pop(request_id, None)
             if running is None:
                 continue
-            running.cut(running.num_tokens)
+            running.cut(0, running.num_tokens)
             ((token_ids, hidden),) = running.parts
             name = _SUFFIX.sub("", request_id)
             self._ended.append(Text(name, token_ids, hidden, running.first_position))
             self._ended_bytes += hidden.numel() * hidden.itemsize
             if self._ended_bytes >= self._max_shard_bytes:
-                self._write()
+                self.write()
 
     def flush(self) -> None:
         """Write what there is, of requests under way, too."""
+        self._add_all()
         self.end(list(self._running))
-        self._write()
+        self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write texts of requests that have ended."""
         if self._ended:
             write_shard(self._folder, self._next_shard, self._ended)
             self._next_shard += 1
             self._ended, self._ended_bytes = [], 0
 
 
-class RecordsHiddenStates:
-    """Mixin of drafters."""
+def _has_plain_tokens(request: Any) -> bool:
+    """Whether what the MTP layers are fed is told by token ids and the target alone."""
+    return not (
+        request.mm_features
+        or request.lora_request is not None
+        or request.prompt_embeds is not None
+    )
 
-    recorder: Recorder | None = None
 
-    def record_ends(self, scheduler_output: Any) -> None:
-        """A step is about to run."""
-        if self.recorder is not None and scheduler_output.finished_req_ids:
-            self.recorder.end(scheduler_output.finished_req_ids)
+def _to_host(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    rows = tensor[index.to(tensor.device, non_blocking=True)]
+    return rows.to("cpu", non_blocking=True)
+
+
+def _now(device: torch.device) -> torch.cuda.Event | None:
+    """When a GPU has done what it was given until now."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def _is_here(copied: _Copied) -> bool:
+    return copied.is_here is None or copied.is_here.query()
 
 
 def recorder_of(vllm_config: Any, rank: int) -> Recorder | None:

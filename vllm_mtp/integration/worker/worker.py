@@ -10,6 +10,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load.settings import layout_of
+from vllm_mtp.integration.worker.adapting import adapter_of
 from vllm_mtp.integration.worker.hidden_states import recorder_of
 from vllm_mtp.integration.worker.reports import Reports
 from vllm_mtp.integration.worker.rollback import Rollback
@@ -73,6 +74,7 @@ class ReplacesDrafter(Worker):
         self._weights.watch(TARGET, self.get_model())
         self._weights.watch(DRAFT, self._drafter.model)
         self._drafter.recorder = recorder_of(self.vllm_config, self.rank)
+        self._drafter.adapter = adapter_of(self.vllm_config, self.rank, self._load_head)
 
     def flush_hidden_states(self) -> None:
         """Write those that have not been written; a tool asks for it."""
@@ -80,7 +82,10 @@ class ReplacesDrafter(Worker):
             self._drafter.recorder.flush()
 
     def shutdown(self) -> None:
-        self.flush_hidden_states()
+        if self._drafter is not None and self._drafter.adapter is not None:
+            self._drafter.adapter.close()
+        else:
+            self.flush_hidden_states()
         super().shutdown()
 
     def compile_or_warm_up_model(self) -> Any:
@@ -102,17 +107,24 @@ class ReplacesDrafter(Worker):
 
     def _reload_mtp_layers(self, old_path: str) -> None:
         """vLLM reloads the target alone."""
+        draft = self.vllm_config.speculative_config.draft_model_config
+        if draft.model == old_path:  # else they have weights of their own
+            self._load_mtp_layers(draft, self.vllm_config.model_config.model)
+
+    def _load_head(self, folder: str | None) -> None:
+        """MTP layers of a folder; those that the server began with, of None."""
+        draft = copy.copy(self.vllm_config.speculative_config.draft_model_config)
+        self._load_mtp_layers(draft, folder or draft.model)
+
+    def _load_mtp_layers(self, draft: Any, path: str) -> None:
+        """Of a checkpoint, which the draft model's config will name."""
         from vllm_mtp.integration.worker.loaded_weights import read_unlisted_files
 
-        draft = self.vllm_config.speculative_config.draft_model_config
-        if draft.model != old_path:  # weights of their own
-            return
         config = copy.copy(self.vllm_config)
-        config.model_config, new_path = draft, config.model_config.model
-        files = layout_of(config).files
-        read_unlisted_files(self._drafter.model, new_path, None, files)
+        config.model_config = draft
+        read_unlisted_files(self._drafter.model, path, None, layout_of(config).files)
         with set_current_vllm_config(config), self._drafter.plain_weights():
-            reload_weights(config, self._drafter.model, None, new_path, True)
+            reload_weights(config, self._drafter.model, None, path, True)
 
     def sleep(self, level: int = 1) -> None:
         if level == 2 and self._drafter is not None:
