@@ -1,4 +1,4 @@
-# make setup | demo | serve | bench | test | quality | format | python
+# make setup | demo | demo-ray | serve | bench | test | quality | format | python
 # Every target sets up what is missing first; when nothing is, that takes a tenth of a
 # second. The environment is outside the clone: configs/environment/layout.py says where.
 
@@ -21,11 +21,12 @@ serve_args_gpu =
 test_jobs = $(if $(filter gpu,$(shell $(bootstrap) hardware)),1,2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo serve bench lint quality test format
+.PHONY: help setup python demo demo-ray serve bench lint quality test format
 
 help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
 	@echo 'make demo [MODEL=]    mtp_plus, mtp and no speculation side by side'
+	@echo 'make demo-ray [MODEL=]  two servers behind one endpoint, by Ray'
 	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
 	@echo 'make bench ARGS=...   measure: rollback, steps, grid; python -m benchmarks'
 	@echo 'make test             style, types and every test'
@@ -41,6 +42,9 @@ python:
 
 demo: setup
 	@$(run) vllm-mtp demo '$(model)' $(ARGS)
+
+demo-ray: setup
+	@$(run) python -m examples.ray_serve --model '$(model)' $(ARGS)
 
 serve: setup
 	@$(run) vllm serve '$(model)' --port $(PORT) \

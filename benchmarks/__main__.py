@@ -22,6 +22,7 @@ from benchmarks.rollback.command import run_rollback
 from benchmarks.rollback.options import RollbackBenchOptions
 from benchmarks.steps import StepBench
 from benchmarks.vocabulary import VocabularyBench
+from benchmarks.warm_start import WarmStartBench
 from vllm_mtp.cli.command import command_of
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
     *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench, AdaptingBench),
+    WarmStartBench,
 )
 app.command()(
     command_of(

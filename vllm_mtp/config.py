@@ -187,6 +187,16 @@ class MTPPlusConfig(BaseModel):
             "tune MTP layers with. Slower; the output is the same. Unset: none."
         ),
     )
+    warm_start_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "Folder where a server keeps what it learns (acceptance, step times, draft "
+            "vocabulary), so that the next one begins with it; replicas may share it. "
+            "What is of another model, other options or hardware is not used. Unset: "
+            "none."
+        ),
+    )
     adapt: bool = Field(
         default=False,
         description=(

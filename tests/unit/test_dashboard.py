@@ -43,7 +43,10 @@ SUFFIXES = {
     "gauge": ("",),
     "histogram": ("_bucket", "_count", "_sum"),
 }
-SCRAPE_LABELS = {"instance", "job"}
+RAY = yaml.safe_load((CONFIGS / "ray.yml").read_text(encoding="utf-8"))
+REPLICA = "replica"
+"""Of series that Prometheus has got from Ray (``ray.yml``); others do without."""
+SCRAPE_LABELS = {"instance", "job", REPLICA}
 """Prometheus itself gives them to every series."""
 
 # -- PromQL ---------------------------------------------------------------------------
@@ -187,7 +190,8 @@ def vllm_metrics() -> Known:
 @pytest.fixture(scope="module")
 def known() -> Known:
     """Every metric that may be asked for."""
-    return {**our_metrics(), **vllm_metrics()}
+    metrics = {**our_metrics(), **vllm_metrics()}
+    return {name: {**labels, REPLICA: None} for name, labels in metrics.items()}
 
 
 def complaints(expression: str, known: Known) -> list[str]:
@@ -346,9 +350,13 @@ def test_a_division_by_nothing_shows_nothing(where, expression) -> None:
 @for_each(OF_THE_DASHBOARD)
 def test_windows_follow_the_zoom_and_the_filters_are_set(where, expression) -> None:
     assert set(re.findall(r"\[(.*?)\]", expression)) <= {"$__rate_interval"}, where
-    filters = [("model_name", "=", "$model_name"), ("engine", "=~", "$engine")]
+    filters = [
+        ("model_name", "=", "$model_name"),
+        ("engine", "=~", "$engine"),
+        (REPLICA, "=~", "$replica"),
+    ]
     for selector in parse(expression).selectors:
-        assert selector.matchers[:2] == filters, where
+        assert selector.matchers[:3] == filters, where
 
 
 # -- the panels -----------------------------------------------------------------------
@@ -405,21 +413,56 @@ def test_variables_are_declared_and_find_their_values(known) -> None:
     variables = {each["name"]: each for each in DASHBOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))
     assert used - set(variables) == {"__all", "__rate_interval"}
-    assert set(variables) == {"datasource", *LABELS}
-    for name in LABELS:
+    names = (*LABELS, REPLICA)
+    assert set(variables) == {"datasource", *names}
+    for name in names:
         query = variables[name]["query"]["query"]
         asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
         assert asked is not None
         assert complaints(asked[1], known) == []
         assert asked[2] == name
-    assert variables["engine"]["multi"]
-    assert variables["engine"]["includeAll"]
+    for name in ("engine", REPLICA):
+        assert variables[name]["multi"]
+        assert variables[name]["includeAll"]
+        # Series without the label match, too: servers without Ray have no replicas.
+        assert variables[name]["allValue"] == ".*"
 
 
 def test_the_data_source_is_the_one_that_is_chosen() -> None:
     for panel in PANELS:
         for each in (panel, *panel["targets"]):
             assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+# -- Ray ------------------------------------------------------------------------------
+
+
+def relabelled(labels: Mapping[str, str]) -> dict[str, str]:
+    """What Prometheus makes of a series of Ray's by ``ray.yml``."""
+    found = dict(labels)
+    (job,) = RAY["scrape_configs"]
+    for rule in job["metric_relabel_configs"]:
+        (source,) = rule["source_labels"]
+        match = re.fullmatch(rule["regex"], found.get(source, ""))
+        if match is not None:
+            found[rule["target_label"]] = re.sub(
+                r"\$(\d)", lambda n, m=match: m[int(n[1])], rule["replacement"]
+            )
+    return found
+
+
+def test_series_that_come_by_ray_get_their_own_names_back(known) -> None:
+    for name in known:
+        # As vLLM's `ray_wrappers` and Ray write it.
+        theirs = "ray_" + re.sub(r"\W", "_", name)
+        series = relabelled({"__name__": theirs, "ReplicaId": "abc"})
+        assert series["__name__"] == name
+        assert series[REPLICA] == "abc"
+
+
+def test_other_series_of_ray_stay_as_they_are() -> None:
+    series = {"__name__": "ray_serve_num_http_requests_total", "ReplicaId": ""}
+    assert relabelled(series) == series
 
 
 # -- the alerts -----------------------------------------------------------------------

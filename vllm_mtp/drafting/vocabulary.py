@@ -25,6 +25,8 @@ HALF_LIFE_TOKENS = 16384
 """Committed tokens after which a token that did not come again counts half."""
 COVERAGE_HALF_LIFE_TOKENS = 2048
 """Committed tokens after which whether rows held them counts half."""
+LEAST_SCORE = 0.05
+"""Of a token that came once, and again not for four half-lives."""
 ROW_MULTIPLE = 128
 """Rows on each rank: a multiple of what matrix units take at a time."""
 
@@ -203,6 +205,16 @@ class DraftVocabulary:
         falling = torch.linspace(2.0, 1.0, len(token_ids), device=self._scores.device)
         self._scores[ids] = falling
         self._move_rows(self._best_ids())
+
+    def ranked_token_ids(self, limit: int) -> list[int]:
+        """Token ids of the highest scores, the best first. Waits for the device.
+
+        Args:
+            limit: At most so many, and none that has not come up for long.
+        """
+        scores, ids = self._scores[:-1].topk(min(limit, self.vocab_size))
+        found: list[int] = ids[scores >= LEAST_SCORE].tolist()
+        return found
 
     def _best_ids(self) -> torch.Tensor:
         """``[num_rows]`` int64, shard by shard."""

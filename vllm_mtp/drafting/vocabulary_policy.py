@@ -4,7 +4,7 @@ Counted in draft passes and decided by what every rank sees alike, never by a cl
 ranks of one model must multiply by the same rows in the same step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -82,6 +82,25 @@ class VocabularyPolicy:
         if not self._is_fixed:
             self.vocabulary.expect(prompt_token_ids)
             self._has_new_prompts = True
+
+    def begin_with(
+        self, token_ids: Sequence[int], num_rows: int, is_active: bool
+    ) -> None:
+        """Go on as another server has left off.
+
+        Args:
+            token_ids: The more worth a row the earlier.
+            num_rows: That were enough there.
+            is_active: Whether they covered what was committed.
+        """
+        if self._is_fixed or not token_ids:
+            return
+        self.vocabulary.prefer(token_ids)
+        is_smaller = FEWEST_ROWS <= num_rows < self._most_rows
+        if self._may_resize and is_smaller and self._most_rows % num_rows == 0:
+            self.vocabulary.resize(num_rows)
+        if self._may_switch:
+            self.is_active = is_active
 
     def before_drafting(self, count: Callable[[], None]) -> str | None:
         """Prepare a draft pass; nothing else may move rows.

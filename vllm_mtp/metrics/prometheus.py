@@ -1,10 +1,12 @@
 """The counts as Prometheus metrics, beside vLLM's own on ``/metrics``.
 
 Names begin with ``vllm_mtp:``, and labels are vLLM's: ``model_name`` and ``engine``.
+Where vLLM's own are not of ``prometheus_client``, ours are of the same kind: in a
+replica of Ray Serve Ray collects them, with a label for the replica (docs/ray.md).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import REGISTRY, Counter, Gauge
 
@@ -60,6 +62,12 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 _SAVED = "saved_seconds"
 _SAVED_HELP = "Estimated seconds that speculation has saved; falls while it costs time."
+_GAUGES: Mapping[str, tuple[str, str]] = {
+    **{name: (text, "mostrecent") for name, text in LEVELS.items()},
+    # With several front ends each counts the steps that reach it.
+    _SAVED: (_SAVED_HELP, "sum"),
+}
+"""Name without prefix: help, and what becomes of several front ends' values."""
 
 
 def metric_names() -> list[str]:
@@ -68,11 +76,22 @@ def metric_names() -> list[str]:
     return [*counters, *(f"{PREFIX}{name}" for name in (_SAVED, *LEVELS))]
 
 
+class Kinds(NamedTuple):
+    """Classes of metrics, which are built as those of ``prometheus_client`` are."""
+
+    counter: Any = Counter
+    gauge: Any = Gauge
+
+
 class SpeculationMetrics:
     """The metrics of one server; several engines may report to it."""
 
     def __init__(
-        self, model_name: str, engines: Iterable[int], max_draft_length: int
+        self,
+        model_name: str,
+        engines: Iterable[int],
+        max_draft_length: int,
+        kinds: Kinds | None = None,
     ) -> None:
         """Register all metrics; those of a server before it in this process go.
 
@@ -80,21 +99,19 @@ class SpeculationMetrics:
             model_name: As the server calls it.
             engines: Indices of the engines (data-parallel ranks).
             max_draft_length: ``K_max``.
+            kinds: Classes of the metrics; None for those of ``prometheus_client``.
         """
         _unregister()
+        kinds = kinds or Kinds()
         self._model_name = model_name
         self._counters = {
-            name: Counter(PREFIX + name, text, (*LABELS, *labels))
+            name: kinds.counter(PREFIX + name, text, [*LABELS, *labels])
             for name, (text, labels) in _COUNTERS.items()
         }
         self._gauges = {
-            name: Gauge(PREFIX + name, text, LABELS, multiprocess_mode="mostrecent")
-            for name, text in LEVELS.items()
+            name: kinds.gauge(PREFIX + name, text, LABELS, multiprocess_mode=mode)
+            for name, (text, mode) in _GAUGES.items()
         }
-        # With several front ends each counts the steps that reach it.
-        self._gauges[_SAVED] = Gauge(
-            PREFIX + _SAVED, _SAVED_HELP, LABELS, multiprocess_mode="sum"
-        )
         self._saved = dict.fromkeys(engines, 0.0)
         for engine in self._saved:
             # Series that exist from the start: rates work from the first count on.

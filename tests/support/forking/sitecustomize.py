@@ -10,6 +10,7 @@ for it takes a fifth of the time.
 
 import gc
 import multiprocessing
+import sys
 from multiprocessing.context import BaseContext
 
 _get_context = multiprocessing.get_context
@@ -19,7 +20,13 @@ def _get_forking_context(method: str | None = None) -> BaseContext:
     if method != "spawn":
         return _get_context(method)
     gc.enable()  # an engine starts: all is imported
-    return _get_context("fork")
+    return _get_context("fork" if _may_fork() else method)
+
+
+def _may_fork() -> bool:
+    """Not within a worker of Ray, whose threads would be missing."""
+    ray = sys.modules.get("ray")
+    return ray is None or not ray.is_initialized()
 
 
 gc.disable()

@@ -30,6 +30,7 @@ from vllm_mtp.integration.draft_vocab.head import (
 )
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.scheduler.messages import VocabularyState
+from vllm_mtp.integration.warm_start.vocabularies import KeptVocabulary, keep
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts
 
 # Below "vllm", so that its log settings apply to our lines, too.
@@ -54,6 +55,7 @@ class VocabularyDrafting:
         self._largest_tp_size = 1
         self._policy: VocabularyPolicy | None = None
         self._is_full = settings_of(vllm_config).draft_vocab == FULL
+        self._kept: KeptVocabulary | None = None
         self.is_active = False
         self._reported = VocabularyState(None, False)
         self.takes_top_tokens = False
@@ -113,6 +115,8 @@ class VocabularyDrafting:
         if warning is not None:
             logger.warning("%s", warning)
         self.is_active = self._policy.is_active
+        if self._kept is not None:
+            self._kept.save_if_due()
 
     def take_state(self) -> VocabularyState | None:
         """What has become of it, if that has changed since the last call."""
@@ -249,13 +253,15 @@ class VocabularyDrafting:
         )
         if listed is not None:
             vocabulary.prefer(listed)
-        return VocabularyPolicy(
+        policy = VocabularyPolicy(
             vocabulary,
             is_fixed=listed is not None,
             may_switch=not self._has_fixed_columns(),
             may_resize=own.draft_vocab_size is None
             and not self._config.use_v2_model_runner,
         )
+        self._kept = keep(policy, self._config)
+        return policy
 
 
 def committed_tokens(

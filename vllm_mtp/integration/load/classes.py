@@ -10,10 +10,10 @@ from vllm_mtp.integration.cpu.int8_drafts import check_draft_weights
 from vllm_mtp.integration.cpu.prefiltered_head import check_verify_head
 from vllm_mtp.integration.cpu.recurrent_layers import check_recurrent_layers
 from vllm_mtp.integration.extra_heads.registration import settle
-from vllm_mtp.integration.load import compat
+from vllm_mtp.integration.load import compat, front_end
 from vllm_mtp.integration.load.settings import settings_of, trace_path
-from vllm_mtp.integration.observe import response_metrics, stat_logger, tracing
-from vllm_mtp.integration.scheduler import request_validation
+from vllm_mtp.integration.observe import tracing
+from vllm_mtp.integration.warm_start.state_file import check_folder
 
 # Below "vllm", so that vLLM's log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
@@ -53,9 +53,7 @@ def name_our_classes(config: VllmConfig) -> None:
         check_recurrent_layers(config.model_config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
-    request_validation.install()
-    stat_logger.install()
-    response_metrics.install()
+    front_end.install()
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None
@@ -89,6 +87,8 @@ def _refuse_contradictions(config: VllmConfig) -> None:
     own = settings_of(config)
     if own.trace_path is not None:
         tracing.check_path(trace_path(own.trace_path, config))
+    if own.warm_start_path is not None:
+        check_folder(own.warm_start_path)
     check_draft_weights(config)
     check_verify_head(config)
     if own.kv_rollback == "scrub":

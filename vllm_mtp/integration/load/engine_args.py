@@ -36,7 +36,7 @@ from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.classes import WORKERS, name_our_classes
 from vllm_mtp.integration.load.command_line import clear_exit
 from vllm_mtp.integration.load.layer_types import restore_layer_types
-from vllm_mtp.integration.load.settings import SETTINGS_KEY, settings_of
+from vllm_mtp.integration.load.settings import SETTINGS_KEY, Carried, settings_of
 from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
 from vllm_mtp.integration.worker.adapting import check_adapting
 from vllm_mtp.integration.worker.draft_sampling import choose_methods
@@ -184,7 +184,7 @@ def _hand_over_to_vllm(
     args.spec_method = args.spec_model = args.spec_tokens = None
     args.additional_config = {
         **args.additional_config,
-        SETTINGS_KEY: split.own.model_dump(mode="json"),
+        SETTINGS_KEY: Carried(split.own.model_dump(mode="json")),
     }
 
 

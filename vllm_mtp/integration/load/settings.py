@@ -3,6 +3,7 @@
 They travel inside vLLM's own ``VllmConfig.additional_config``.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -14,6 +15,21 @@ SETTINGS_KEY = METHOD
 """Our key in ``additional_config``."""
 LAYOUT_KEY = f"{METHOD}_layout"
 """Is there if the MTP weights are not loaded as vLLM would."""
+
+
+class Carried(dict[str, Any]):
+    """Our options on their way. Where they arrive, requests may come in, too."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (dict(self),)
+
+
+def _arrived(options: Mapping[str, Any]) -> Carried:
+    # Imported here: the front end's modules read settings.
+    from vllm_mtp.integration.load import front_end
+
+    front_end.install()
+    return Carried(options)
 
 
 def settings_of(vllm_config: Any) -> MTPPlusConfig:

@@ -4,19 +4,24 @@ vLLM loads loggers of plugins from an entry point group, for every engine in the
 process, and keeps statistics for their sake even where the user switched them off. So
 ours joins the others when vLLM has made its own, and only for engines with our method.
 It comes first: it takes our counts out of vLLM's statistics before others see them.
+Its metrics are of the kind that vLLM's are: in a replica of Ray Serve LLM, Ray's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.metrics.loggers import AggregateStatLoggerBase, StatLoggerManager
+from vllm.v1.metrics.loggers import (
+    AggregateStatLoggerBase,
+    PrometheusStatLogger,
+    StatLoggerManager,
+)
 
 from vllm_mtp.integration.load.settings import SETTINGS_KEY
 from vllm_mtp.integration.load.wrapping import wrap_once
 from vllm_mtp.integration.observe.step_metrics import STATS_KEY
 from vllm_mtp.metrics.log_line import describe
-from vllm_mtp.metrics.prometheus import SpeculationMetrics
+from vllm_mtp.metrics.prometheus import Kinds, SpeculationMetrics
 from vllm_mtp.metrics.stats import SpeculationStats
 
 # Below "vllm", so that its log settings apply to our lines, too.
@@ -41,7 +46,11 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
     """Feeds Prometheus, and says in words what happened since the last line."""
 
     def __init__(
-        self, vllm_config: Any, engine_indexes: list[int], writes_lines: bool = True
+        self,
+        vllm_config: Any,
+        engine_indexes: list[int],
+        writes_lines: bool = True,
+        kinds: Kinds | None = None,
     ) -> None:
         """Nothing has happened yet.
 
@@ -49,6 +58,7 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
             vllm_config: Of the engines.
             engine_indexes: Data-parallel ranks that report here.
             writes_lines: Whether vLLM itself writes lines about its statistics.
+            kinds: Classes of the metrics; None for those of ``prometheus_client``.
         """
         self._max_draft_length = vllm_config.speculative_config.num_speculative_tokens
         self._writes_lines = writes_lines
@@ -56,6 +66,7 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
             vllm_config.model_config.served_model_name,
             engine_indexes,
             self._max_draft_length,
+            kinds,
         )
         self._interval = {engine: self._nothing() for engine in engine_indexes}
 
@@ -85,6 +96,14 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
         pass
 
 
+def kinds_of(loggers: Iterable[Any]) -> Kinds:
+    """Classes of vLLM's own metrics in this process."""
+    for each in loggers:
+        if isinstance(each, PrometheusStatLogger):
+            return Kinds(each._counter_cls, each._gauge_cls)
+    return Kinds()
+
+
 def install() -> None:
     """Let our logger join vLLM's, for engines with our method. Safe to call twice."""
     wrap_once(StatLoggerManager, "__init__", _wrap)
@@ -99,7 +118,12 @@ def _wrap(original: Callable[..., None]) -> Callable[..., None]:
                 kwargs.get("enable_default_loggers", True)
                 and kwargs.get("client_count", 1) == 1
             )
-            ours = MTPPlusStatLogger(vllm_config, self.engine_indexes, writes_lines)
+            ours = MTPPlusStatLogger(
+                vllm_config,
+                self.engine_indexes,
+                writes_lines,
+                kinds_of(self.stat_loggers),
+            )
             self.stat_loggers.insert(0, ours)
 
     return __init__

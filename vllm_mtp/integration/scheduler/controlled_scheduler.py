@@ -49,6 +49,7 @@ from vllm_mtp.integration.scheduler.step_records import (
     StepRecords,
 )
 from vllm_mtp.integration.scheduler.undecided_steps import UndecidedSteps
+from vllm_mtp.integration.warm_start.controllers import keep
 from vllm_mtp.integration.worker import drafting_disabled
 from vllm_mtp.metrics.stats import FAILED
 from vllm_mtp.records import DecodeRequest, DraftDecision, RequestOutcome, StopRule
@@ -84,6 +85,7 @@ class ControlledScheduler(Scheduler):
         is_async = isinstance(self, AsyncScheduler)
         # Where scheduling is async drafts do not come back to the scheduler.
         self.controller = controller_of(self.vllm_config, not is_async)
+        self._kept = keep(self.controller, self.vllm_config)
         self._records = StepRecords(is_async and not current_platform.is_cpu())
         self._undecided = UndecidedSteps()
         backfills = drafting_disabled.leaves_pending_tokens(self.vllm_config)
@@ -317,6 +319,8 @@ class ControlledScheduler(Scheduler):
             if self.metrics is not None:
                 for outcome in outcomes:
                     self.metrics.finished(outcome)
+        if self._kept is not None:
+            self._kept.save_if_due()
 
     def _deliver_if_idle(self) -> bool:
         """Whether no request is left, so that nothing may be scheduled for long."""
@@ -389,6 +393,11 @@ class ControlledScheduler(Scheduler):
         self._forget_options(request_id)
         if self._pending is not None:
             self._pending.forget(request_id)
+
+    def shutdown(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        super().shutdown()
 
     def _drafting_failed(self, part: str) -> None:
         if self.metrics is not None:
