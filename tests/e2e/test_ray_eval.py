@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,39 +204,9 @@ def losses_of(journal: Path) -> list[float]:
     return [entry["loss"] for entry in entries if "loss" in entry]
 
 
-def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
-    one_engines_texts: dict[str, list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # The first result is the prompts' tokens; then one is killed while it answers.
-    murder = Murder(monkeypatch, after=2)
-    head, is_lost = tmp_path / "head", tmp_path / "a-rank-is-lost"
-
-    begun = tmp_path / "updates-begun-by-rank-0"
-
-    def lossy(options: Any, folder: Path, command: Sequence[str]) -> None:
-        """Saves every update; rank 1 is lost before the second one."""
-        from vllm_mtp.tools import tune_train
-        from vllm_mtp.tune.train import Trainer
-
-        update = Trainer._update
-
-        def watched(run: Trainer, *batch: Any) -> float:
-            if run.rank == 0:
-                with begun.open("a") as file:
-                    file.write(f"{run.progress.update}\n")
-            elif run.progress.update == 1 and not is_lost.exists():
-                is_lost.touch()
-                os._exit(1)
-            return update(run, *batch)
-
-        Trainer._update = watched  # type: ignore[method-assign]
-        tune_train.MEASURE_EVERY = 1
-        tune_train.train(options, folder, command, Console(quiet=True))
-
-    monkeypatch.setattr("vllm_mtp.tools.tune_train._train_rank", lossy)
+def tune_command(head: Path) -> list[str]:
     options = {
+        "output": head,
         "num-prompts": NUM_PROMPTS,
         "answer-tokens": ANSWERING.answer_tokens,
         "max-model-len": ANSWERING.max_model_len,
@@ -249,29 +220,73 @@ def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
         "ray": 2,
     }
     words = [w for name, value in options.items() for w in (f"--{name}", str(value))]
-    command = ["tune", SIZE.model, "--output", str(head), *words]
-    monkeypatch.setattr("sys.argv", ["vllm-mtp", *command])
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    murder.check()
-    assert is_lost.exists()
-    updates = begun.read_text().split()
-    assert updates == ["0", "1", *map(str, range(1, len(updates) - 1))]
-    assert_same_texts(tokens_of(head / TEXTS_FOLDER), one_engines_texts)
+    return ["tune", SIZE.model, *words]
 
-    tuning = json.loads((head / TUNING_FILE).read_text())
-    plan = TuningPlan.model_validate(tuning["plan"])
+
+def losing_rank_1(is_lost: Path, begun: Path) -> Callable[..., None]:
+    """What ranks do: every update is saved, and one rank is lost before the second."""
+
+    def train_rank(options: Any, folder: Path, command: Sequence[str]) -> None:
+        from vllm_mtp.tools import tune_train
+        from vllm_mtp.tune.train import Trainer
+
+        update = Trainer._update
+
+        def watched(run: Trainer, *batch: Any) -> float:
+            if run.rank == 0:
+                with begun.open("a") as file:
+                    file.write(f"{run.progress.update}\n")
+            elif run.progress.update == 1 and not is_lost.exists():
+                while "1" not in begun.read_text().split():
+                    time.sleep(0.05)  # by then rank 0 has saved the first one, too
+                is_lost.touch()
+                os._exit(1)
+            return update(run, *batch)
+
+        Trainer._update = watched  # type: ignore[method-assign]
+        tune_train.MEASURE_EVERY = 1
+        tune_train.train(options, folder, command, Console(quiet=True))
+
+    return train_rank
+
+
+def losses_of_one_process(texts: Path, tuning: dict[str, Any]) -> list[float]:
+    """Which takes the batches of both ranks."""
     model = Checkpoint(BUNDLED_CHECKPOINT)
     one = BothRanks(
         model.drafter(False),
         model.target(torch.device("cpu"), None),
-        Texts(head / TEXTS_FOLDER),
-        plan,
-        tmp_path,
+        Texts(texts),
+        TuningPlan.model_validate(tuning["plan"]),
+        texts,
     )
-    losses = one.run_both(tuning["num_updates"])
+    return one.run_both(tuning["num_updates"])
+
+
+def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
+    one_engines_texts: dict[str, list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The first result is the prompts' tokens; then one is killed while it answers.
+    murder = Murder(monkeypatch, after=2)
+    head, is_lost, begun = (tmp_path / name for name in ("head", "is-lost", "begun"))
+    monkeypatch.setattr(
+        "vllm_mtp.tools.tune_train._train_rank", losing_rank_1(is_lost, begun)
+    )
+    command = tune_command(head)
+    monkeypatch.setattr("sys.argv", ["vllm-mtp", *command])
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    murder.check()
+    assert_same_texts(tokens_of(head / TEXTS_FOLDER), one_engines_texts)
+
+    assert is_lost.exists()
+    updates = begun.read_text().split()
+    assert updates == ["0", "1", *map(str, range(1, len(updates) - 1))]
+    tuning = json.loads((head / TUNING_FILE).read_text())
+    losses = losses_of_one_process(head / TEXTS_FOLDER, tuning)
     assert len(losses) >= 3
-    assert losses_of(head / RUN_FOLDER / JOURNAL_FILE) == pytest.approx(
-        losses, rel=1e-3
-    )
+    found = losses_of(head / RUN_FOLDER / JOURNAL_FILE)
+    assert found == pytest.approx(losses, rel=1e-3)
     assert tuning["provenance"]["command"] == ["vllm-mtp", *command]
