@@ -1,16 +1,18 @@
 """How fast is a server in its first steps, with what another one has learned?
 
-In each repeat two new engines serve the same greedy requests, one at a time, in turns:
-``warm`` begins with the folder that a third one has left, ``cold`` with an empty one.
-The first round takes about 200 steps; rounds to settle follow, then the same round
-again. Prefix caches are emptied before each, and a first token is asked for before the
-first one, so that what any engine does once is in none.
+In each repeat three new engines serve the same greedy requests, one at a time, in turns
+of some steps, so that a machine which changes speed does so for all: ``warm`` begins
+with the folder that a fourth one has left, ``cold`` with an empty one, and ``settled``
+as ``warm``, but it has served some rounds already. So ``settled`` is what ``warm`` is
+later. Prefix caches are emptied before each round; and before all, each engine answers
+one short request of fixed draft length, so that what any process does once (which a
+small model's steps are short beside) is in no round.
 
 Result (JSON)::
 
-    <contender>.tokens_per_s    first round over the last one: median, quartiles, each
+    <contender>.tokens_per_s    first round over that of ``settled``: median, quartiles
     <contender>.tokens_per_step, .draft_tokens_per_step    the same
-    <contender>.first_steps     steps of the first round
+    <contender>.num_steps       of the round
     options, provenance
 """
 
@@ -37,8 +39,10 @@ from vllm_mtp.tools.option_checks import resolve_model
 from vllm_mtp.tools.options import option
 from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 
-TEACHER, WARM, COLD = "teacher", "warm", "cold"
+TEACHER, SETTLED, WARM, COLD = "teacher", "settled", "warm", "cold"
 CONTENDERS = (WARM, COLD)
+ENGINES = (SETTLED, *CONTENDERS)
+WARM_UP = {"temperature": 0.0, "max_tokens": 12, "extra_args": {"mtp_plus_k": 3}}
 SAVED_AFTER_S = 11.0
 """A little more than `state_file.SAVE_PERIOD_S`: what follows is written."""
 FIGURES = {
@@ -57,25 +61,26 @@ class WarmStartBench(Measurement):
 
     command: ClassVar[str] = "warm-start"
 
-    repeats: int = option(5, "Pairs of new engines.", 1, 100)
-    requests: int = option(8, "Of a round, one at a time.", 1, 64)
+    repeats: int = option(5, "New engines of each kind.", 1, 100)
+    requests: int = option(12, "Of a round, one at a time.", 1, 64)
     request_tokens: int = option(96, "Of every request.", 8, 512)
-    settling_rounds: int = option(2, "Between the first and the last one.", 0, 100)
+    settling_rounds: int = option(3, "Of the settled engine, before.", 1, 100)
     teaching_rounds: int = option(6, "Of the engine that is learned from.", 2, 100)
 
     def measure(self, console: Console) -> dict[str, Any]:
-        """One pair of engines after the other."""
+        """One set of engines after the other."""
         model = resolve_model(self.model)
         size = EngineSize(model, PROMPT_TOKENS + self.request_tokens, 1)
         with log_folder() as logs, exit_on_signals():
             learned = logs / TEACHER
             self._teach(size, learned, logs, console)
-            pairs = []
+            repeats = []
             for number in range(self.repeats):
-                console.print(f"pair {number + 1} of {self.repeats}", highlight=False)
-                names = CONTENDERS if number % 2 else CONTENDERS[::-1]
-                pairs.append(self._compare(names, size, learned, logs))
-        return self.summarise(pairs)
+                console.print(f"repeat {number + 1} of {self.repeats}", highlight=False)
+                first = number % len(ENGINES)
+                names = ENGINES[first:] + ENGINES[:first]
+                repeats.append(self._compare(names, size, learned, logs))
+        return self.summarise(repeats)
 
     def _teach(
         self, size: EngineSize, folder: Path, logs: Path, console: Console
@@ -90,19 +95,18 @@ class WarmStartBench(Measurement):
 
     def _compare(
         self, names: Sequence[str], size: EngineSize, learned: Path, logs: Path
-    ) -> dict[str, list[dict[str, Any]]]:
-        """What each engine counted in its first and its last round."""
+    ) -> dict[str, dict[str, Any]]:
+        """What each engine counted in the same round."""
         folders = {name: logs / f"state-{name}" for name in names}
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(learned, folders[WARM])
+        for name in (SETTLED, WARM):
+            shutil.copytree(learned, folders[name])
         with BenchGroup() as group:
             waves = self._start(group, folders, size, logs)
-            rounds = [
-                play_together(group, names, waves, 1, cached=())
-                for _ in range(self.settling_rounds + 2)
-            ]
-        return {name: [rounds[0][name], rounds[-1][name]] for name in names}
+            for _ in range(self.settling_rounds):
+                play_together(group, [SETTLED], waves, 1, cached=())
+            return play_together(group, names, waves, 1, cached=())
 
     def _start(
         self,
@@ -111,7 +115,7 @@ class WarmStartBench(Measurement):
         size: EngineSize,
         logs: Path,
     ) -> list[list[dict[str, Any]]]:
-        """Start engines, have each say one token; returns the requests of a round."""
+        """Start engines, warm each up; returns the requests of a round."""
         for name, folder in folders.items():
             config = {"method": METHOD, "warm_start_path": str(folder)}
             group.launch(name, config, size, logs)
@@ -122,31 +126,31 @@ class WarmStartBench(Measurement):
         prompts = cut_prompts(engine, facts["vocab_size"], sizes).own[CODE]
         chosen = [list(prompt) for prompt in islice(prompts, self.requests)]
         for name in folders:
-            once = {"prompt": chosen[0], "sampling": _greedy(1)}
+            once = {"prompt": chosen[0], "sampling": WARM_UP}
             group.engines[name].ask("generate", requests=[once])
-        sampling = _greedy(self.request_tokens)
+        sampling = {"temperature": 0.0, "max_tokens": self.request_tokens}
         return [[{"prompt": prompt, "sampling": sampling} for prompt in chosen]]
 
     @staticmethod
     def summarise(
-        pairs: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]],
+        repeats: Sequence[Mapping[str, Mapping[str, Any]]],
     ) -> dict[str, Any]:
         """See the top of this file."""
         return {
             name: {
                 figure: Spread.of(
-                    [_quotient(pair[name], figure) for pair in pairs]
+                    [_over_settled(each, name, figure) for each in repeats]
                 ).as_json()
                 for figure in FIGURES
             }
-            | {"first_steps": [pair[name][0]["decode_steps"] for pair in pairs]}
+            | {"num_steps": [each[name]["decode_steps"] for each in repeats]}
             for name in CONTENDERS
         }
 
     @staticmethod
     def show(result: Mapping[str, Any], console: Console) -> None:
         """A line for each contender."""
-        table = Table(title="First 200 steps or so, over later ones")
+        table = Table(title="First steps, over those of a settled engine")
         for column in ("start", "tokens/s", "tokens a step", "draft tokens a step"):
             table.add_column(column, justify="right")
         for name in CONTENDERS:
@@ -155,16 +159,15 @@ class WarmStartBench(Measurement):
         console.print(table)
 
 
-def _greedy(max_tokens: int) -> dict[str, Any]:
-    return {"temperature": 0.0, "max_tokens": max_tokens}
-
-
-def _quotient(rounds: Sequence[Mapping[str, Any]], figure: str) -> float:
-    """Of the first round over the last one."""
+def _over_settled(
+    played: Mapping[str, Mapping[str, Any]], name: str, figure: str
+) -> float:
     over, under = FIGURES[figure]
     values = []
-    for each in rounds:
-        counts = {**each, "num_draft_tokens": sum(each["drafted_per_position"])}
+    for engine in (name, SETTLED):
+        counts = played[engine]
+        drafted = {"num_draft_tokens": sum(counts["drafted_per_position"])}
+        counts = {**counts, **drafted}
         values.append(counts[over] / max(counts[under], 1e-9))
     return float(values[0] / max(values[1], 1e-9))
 

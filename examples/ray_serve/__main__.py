@@ -66,7 +66,6 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         LeftBehindError: A process had to be ended.
     """
     require_ray()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     model = resolve_model(options.model)
     prompts = [p.plain_text for p in load_prompts(None, model, options.num_prompts)]
     with exit_on_signals(), tempfile.TemporaryDirectory() as folder:
@@ -105,6 +104,8 @@ def ask(
         options: How many tokens, and how many replicas must have counted something.
         console: Shows the answers.
     """
+    # Ray Serve LLM, once imported, lets each request be logged.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     tally = Clients(application.url, 8).send(prompts, options.max_tokens)
     client = connect(application.url)
     console.out(prompts[0][-100:], style="dim", highlight=False, end="")

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from unittest import mock
@@ -29,7 +29,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
 }
 """Of Ray's processes, and so of all that they start; the caller's own values win."""
 NUM_STARTS = 4
@@ -43,11 +42,14 @@ class LeftBehindError(RuntimeError):
 
 
 @contextmanager
-def local_ray(num_cpus: int) -> Iterator[ProcessWatch]:
+def local_ray(
+    num_cpus: int, variables: Mapping[str, str] | None = None
+) -> Iterator[ProcessWatch]:
     """Within: a cluster of this machine alone, to which this process is connected.
 
     Args:
         num_cpus: That Ray may give away, whatever the machine has.
+        variables: More of the environment of its processes.
 
     Yields:
         All processes that were started within.
@@ -61,7 +63,8 @@ def local_ray(num_cpus: int) -> Iterator[ProcessWatch]:
     folder = _short_folder()
     # Python's own, which runs as long as this process does.
     resource_tracker.ensure_running()
-    missing = {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
+    wanted = ENVIRONMENT | dict(variables or {})
+    missing = {k: v for k, v in wanted.items() if k not in os.environ}
     try:
         # Ray reads some of them when it is imported.
         with mock.patch.dict(os.environ, missing), ProcessWatch() as watch:

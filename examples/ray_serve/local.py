@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from examples.ray_serve.app import APPLICATION, DEPLOYMENT, AppOptions, make_application
 from examples.ray_serve.cluster import local_ray
 from examples.ray_serve.processes import ProcessWatch
+from vllm_mtp.tools.ray_cluster import check_room
 from vllm_mtp.tools.server_process import ServerError, free_ports
 
 POLL_S = 0.2
@@ -24,9 +26,13 @@ class LocalApplication:
         Args:
             options: Of the application.
             watch: Of the cluster's processes.
+
+        Raises:
+            ConfigError: The machine has too few GPUs; Ray would wait for more.
         """
         from ray import serve
 
+        check_room(options.min_replicas, "replicas", not options.cpu)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}/v1"
@@ -84,5 +90,7 @@ def local_application(options: AppOptions) -> Iterator[LocalApplication]:
         ConfigError: An option is wrong, or Ray is not installed.
         LeftBehindError: A process had to be ended.
     """
-    with local_ray(num_cpus=options.max_replicas + 2) as watch:
+    # What is in a folder is not looked for elsewhere.
+    variables = {"HF_HUB_OFFLINE": "1"} if Path(options.model).is_dir() else {}
+    with local_ray(options.max_replicas + 2, variables) as watch:
         yield LocalApplication(options, watch)

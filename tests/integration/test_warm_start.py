@@ -12,6 +12,7 @@ import torch
 
 from vllm_mtp.config import ConfigError
 from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.grouping import BatchKind
 from vllm_mtp.drafting.vocabulary import DraftVocabulary, Shard
 from vllm_mtp.drafting.vocabulary_policy import VocabularyPolicy
 from vllm_mtp.integration.warm_start import beliefs, state_file
@@ -153,6 +154,18 @@ def test_confidences_are_kept(tmp_path: Path) -> None:
     for name in ("slope", "centres", "_recent", "_counts"):
         values = [getattr(c.survival.confidences[cell], name) for c in (other, warm)]
         assert values[0] == values[1], name
+
+
+def test_margins_of_stop_rules_are_kept(tmp_path: Path) -> None:
+    other, warm = (GoodputController(LENGTH) for _ in range(2))
+    kind = BatchKind(4, True, frozenset({True, False}))
+    for _ in range(20):
+        other._stopping._margins.learn(kind, 6, 3)
+    other.cost._num_steps = 1
+    close(tmp_path, other)
+    keep(tmp_path, warm)
+    margins = [c._stopping._margins.of(kind) for c in (other, warm)]
+    assert margins[0] == margins[1] != GoodputController(4)._stopping._margins.of(kind)
 
 
 def test_the_largest_state_fits_into_a_file(tmp_path: Path) -> None:

@@ -4,8 +4,13 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.metrics.speculation_samples import some
-from vllm_mtp.metrics.prometheus import PREFIX, SpeculationMetrics, metric_names
-from vllm_mtp.metrics.stats import COVERAGE, REASONS, UNPROFITABLE
+from vllm_mtp.metrics.prometheus import (
+    PREFIX,
+    Kinds,
+    SpeculationMetrics,
+    metric_names,
+)
+from vllm_mtp.metrics.stats import LEVELS, REASONS, UNPROFITABLE
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -55,10 +60,7 @@ def test_series_exist_before_anything_is_counted() -> None:
 def test_every_metric_is_named() -> None:
     metrics = SpeculationMetrics("m", [0], 3)
     stats = some()
-    stats.levels = dict.fromkeys(
-        ("calibration_error", COVERAGE, "draft_vocab_in_use", "acceptance_has_drifted",
-         "first_acceptance_baseline", "first_acceptance_recent"), 0.5
-    )  # fmt: skip
+    stats.levels = dict.fromkeys(LEVELS, 0.5)
     metrics.add(stats, 0)
     assert {PREFIX + name for name, _ in scrape()} == set(metric_names())
 
@@ -67,3 +69,35 @@ def test_a_second_server_in_the_process_starts_from_zero() -> None:
     SpeculationMetrics("m", [0], 3).add(some(), 0)
     SpeculationMetrics("m", [0], 5)
     assert scrape()["request_steps_total", labels(draft_length="2")] == 0
+
+
+class _Noted:
+    """A metric of another kind, as Ray's are: built and used as Prometheus' own."""
+
+    made: list[tuple[str, tuple[str, ...]]]
+
+    def __init__(self, name, documentation="", labelnames=(), multiprocess_mode=""):
+        self.made.append((name, tuple(labelnames)))
+        self.value = 0.0
+
+    def labels(self, *values):
+        return self
+
+    def inc(self, value=1.0):
+        self.value += value
+
+    def set(self, value):
+        self.value = value
+
+
+def test_metrics_may_be_of_another_kind() -> None:
+    _Noted.made = []
+    before = set(scrape())
+    metrics = SpeculationMetrics("m", [0], 3, Kinds(_Noted, _Noted))
+    metrics.add(some(), 0)
+    names = {name for name, _ in _Noted.made}
+    assert {f"{PREFIX}request_steps", f"{PREFIX}saved_seconds"} <= names
+    assert len(names) == len(metric_names())
+    assert all(labels[:2] == ("model_name", "engine") for _, labels in _Noted.made)
+    # None of them is among Prometheus' own.
+    assert set(scrape()) <= before

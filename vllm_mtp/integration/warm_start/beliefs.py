@@ -1,10 +1,11 @@
 """What `GoodputController` has learned, as plain numbers, and back.
 
-Kept: acceptance (all but the terms of single requests), confidences, step times. Not
-kept: plans, which follow from these. What is taken over is believed less than it was:
-acceptance as after `HALF_LIFE_STEPS` more steps, and the speed of the machine hardly at
-all, since another one may be busier; how dear kinds of steps are beside each other
-stays.
+Kept: acceptance (all but the terms of single requests), confidences, step times and
+the margins of stop rules. Not kept: plans, which follow from these.
+
+What is taken over is believed less than it was: acceptance as after `DOUBT_STEPS` more
+steps, and the speed of the machine hardly at all, since another one may be busier. How
+dear kinds of steps are beside each other stays.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,19 @@ from vllm_mtp.control.confidence import NUM_RECENT, ConfidenceModel
 from vllm_mtp.control.cost import CostModel, _Block
 from vllm_mtp.control.evidence import Term
 from vllm_mtp.control.goodput import GoodputController
+from vllm_mtp.control.grouping import BatchKind
 from vllm_mtp.control.step_times import ROWS, SPEED
-from vllm_mtp.control.survival import HALF_LIFE_STEPS, SurvivalModel
+from vllm_mtp.control.stopping import STEP_MARGIN
+from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.integration.warm_start.state_file import State
 
+DOUBT_STEPS = 16
+"""A quarter of the half-life of what is known of acceptance. Another load is noticed as
+it would be without: by outcomes that surprise."""
 MAX_BLOCKS = 48
 """Sizes of batch that are kept, those learned last: two for each bucket up to 2048."""
+MAX_MARGINS = 4 * MAX_BLOCKS
+"""Each size of batch with constrained requests or without, or with some of both."""
 OTHER_MACHINE_VARIANCE = 0.1
 """Added to that of log speed: another machine of this kind, or a neighbour on it, may
 be a third faster or slower."""
@@ -61,6 +69,15 @@ class BlockBelief(_Part):
     """Lower triangle, row by row."""
 
 
+class MarginBelief(_Part):
+    """What a draft step must earn in one kind of batch, beside its price."""
+
+    size: int = Field(ge=1)
+    is_greedy: bool
+    constrained: list[bool] = Field(max_length=2)
+    margin: float = Field(ge=STEP_MARGIN / 2.5, le=2.5 * STEP_MARGIN)
+
+
 class ControllerState(State):
     """A `GoodputController`."""
 
@@ -72,6 +89,7 @@ class ControllerState(State):
     backfill_s: float = Field(ge=0.0)
     backfill_tokens: float = Field(ge=0.0)
     blocks: list[BlockBelief] = Field(max_length=MAX_BLOCKS)
+    margins: list[MarginBelief] = Field(max_length=MAX_MARGINS)
 
 
 # -- out -------------------------------------------------------------------------------
@@ -100,6 +118,7 @@ def take(controller: GoodputController, identity: dict[str, str]) -> ControllerS
         noise=cost.noise,
         backfill_s=cost._backfill_s,
         backfill_tokens=cost._backfill_tokens,
+        margins=_margins(controller),
         blocks=[
             BlockBelief.model_construct(
                 num_requests=num_requests,
@@ -111,6 +130,20 @@ def take(controller: GoodputController, identity: dict[str, str]) -> ControllerS
             for (num_requests, is_greedy), block in known[:MAX_BLOCKS]
         ],
     )
+
+
+def _margins(controller: GoodputController) -> list[MarginBelief]:
+    learned = list(controller._stopping._margins._margins.items())[-MAX_MARGINS:]
+    return [
+        MarginBelief.model_construct(
+            size=kind.size,
+            is_greedy=kind.is_greedy,
+            constrained=sorted(kind.constrained),
+            margin=margin,
+        )
+        for kind, margin in learned
+        if isinstance(kind, BatchKind)
+    ]
 
 
 def _belief(term: Term) -> Belief:
@@ -131,7 +164,11 @@ def restore(controller: GoodputController, state: ControllerState) -> None:
     survival, cost = _survival(state, length), _cost(state, length)
     for name in ("_engine", "_positions", "_cells", "confidences"):
         setattr(controller.survival, name, getattr(survival, name))
-    controller.survival.wait(int(HALF_LIFE_STEPS))
+    controller.survival.wait(DOUBT_STEPS)
+    controller._stopping._margins._margins = {
+        BatchKind(each.size, each.is_greedy, frozenset(each.constrained)): each.margin
+        for each in state.margins
+    }
     for name in ("noise", "_backfill_s", "_backfill_tokens", "_blocks", "_num_steps"):
         setattr(controller.cost, name, getattr(cost, name))
 
