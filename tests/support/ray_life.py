@@ -40,14 +40,16 @@ NUM_TEXTS = 8
 REQUESTS_AT_ONCE = 3
 """Of a replica: as many may be lost with it."""
 QUICK = {
-    "target_ongoing_requests": 0.2,
-    "upscale_delay_s": 0.4,
-    "downscale_delay_s": 1.0,
+    "target_ongoing_requests": 0.02,
+    "upscale_delay_s": 0.2,
+    "downscale_delay_s": 0.5,
     "metrics_interval_s": 0.2,
-    "look_back_period_s": 2.0,
+    "look_back_period_s": 5.0,
 }
 """Autoscaling that a test can wait for, by a load that leaves cores to replicas that
-start."""
+start: a request now and then is enough."""
+PAUSE_S = 3.0
+"""Of a client of that load. vLLM's workers spin for a second after each step."""
 
 
 def run_in_fork(folder: str) -> None:
@@ -165,7 +167,7 @@ class _Life:
 
     def _scales_up_and_one_dies(self, application: LocalApplication) -> None:
         """Under load that goes on: two replicas, then one of them is killed."""
-        with _Load(application, 2, self._prompts, pause_s=0.5) as load:
+        with _Load(application, 2, self._prompts, PAUSE_S) as load:
             application.wait_for(
                 lambda: application.num_running() == 2, "two replicas", WAIT_S
             )
@@ -200,7 +202,7 @@ class _Life:
         """Other MTP layers, while requests come."""
         before = application.replica_pids()
         head = str(_other_head(self.folder / "head"))
-        with _Load(application, 2, self._prompts, pause_s=0.5) as load:
+        with _Load(application, 2, self._prompts, PAUSE_S) as load:
             application.change(head=head, max_replicas=1)
             load.wait_for_answers(4)
         self.found["updated"] = asdict(load.tally)
