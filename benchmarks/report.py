@@ -20,6 +20,7 @@ from benchmarks.off import OffBench
 from benchmarks.rollback.report import print_report as print_rollback
 from benchmarks.steps import StepBench
 from benchmarks.vocabulary import VocabularyBench
+from benchmarks.warm_start import WarmStartBench
 from vllm_mtp.tools import report
 from vllm_mtp.tools.report import Kind, Result, print_counts
 
@@ -106,6 +107,9 @@ KINDS: Mapping[str, Kind] = {
         "Draft vocabularies",
         _keys("rounds", "in_domain", "other_domain", "num_rows"),
         VocabularyBench.show,
+    ),
+    "warm-start": Kind(
+        "Warm start", _keys("warm", "cold", "options"), WarmStartBench.show
     ),
 }
 """Of users' commands, and of benchmarks."""

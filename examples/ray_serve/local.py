@@ -12,7 +12,7 @@ from examples.ray_serve.app import APPLICATION, DEPLOYMENT, AppOptions, make_app
 from examples.ray_serve.cluster import local_ray
 from examples.ray_serve.processes import ProcessWatch
 from vllm_mtp.tools.ray_cluster import check_room
-from vllm_mtp.tools.server_process import ServerError, free_ports
+from vllm_mtp.tools.server_process import ServerError, find_cause, free_ports
 
 POLL_S = 0.2
 
@@ -29,6 +29,7 @@ class LocalApplication:
 
         Raises:
             ConfigError: The machine has too few GPUs; Ray would wait for more.
+            ServerError: Replicas do not start; it says why.
         """
         from ray import serve
 
@@ -51,7 +52,14 @@ class LocalApplication:
     def _run(self) -> None:
         from ray import serve
 
-        serve.run(make_application(self.options), name=APPLICATION)
+        application = make_application(self.options)
+        try:
+            serve.run(application, name=APPLICATION)
+        except RuntimeError as error:
+            # It names the deployment; the status of that has what its replica said.
+            status = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
+            cause = find_cause(status.message.splitlines()) or error
+            raise ServerError(f"no replica has started: {cause}") from None
 
     def replica_pids(self) -> list[int]:
         """Processes of the replicas, those that still start among them."""
@@ -88,6 +96,7 @@ def local_application(options: AppOptions) -> Iterator[LocalApplication]:
 
     Raises:
         ConfigError: An option is wrong, or Ray is not installed.
+        ServerError: Replicas do not start.
         LeftBehindError: A process had to be ended.
     """
     # What is in a folder is not looked for elsewhere.

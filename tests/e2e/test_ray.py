@@ -79,7 +79,7 @@ def test_answers_are_streamed_and_tools_called(life) -> None:
 
 
 def test_the_demo_shows_what_each_replica_has_accepted(life) -> None:
-    (line,) = [each for each in life["demo"].splitlines() if each.startswith("│")]
+    line = next(each for each in life["demo"].splitlines() if each.startswith("│"))
     _, drafted, accepted, tokens_per_step = (
         each.strip() for each in line.strip("│").split("│")
     )

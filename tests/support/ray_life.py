@@ -40,13 +40,16 @@ NUM_TEXTS = 8
 REQUESTS_AT_ONCE = 3
 """Of a replica: as many may be lost with it."""
 QUICK = {
-    "target_ongoing_requests": 1,
-    "upscale_delay_s": 2.0,
-    "downscale_delay_s": 1.0,
+    "target_ongoing_requests": 0.02,
+    "upscale_delay_s": 0.2,
+    "downscale_delay_s": 0.5,
     "metrics_interval_s": 0.2,
-    "look_back_period_s": 1.0,
+    "look_back_period_s": 5.0,
 }
-"""Autoscaling that a test can wait for."""
+"""Autoscaling that a test can wait for, by a load that leaves cores to replicas that
+start: a request now and then is enough."""
+PAUSE_S = 3.0
+"""Of a client of that load. vLLM's workers spin for a second after each step."""
 
 
 def run_in_fork(folder: str) -> None:
@@ -164,14 +167,13 @@ class _Life:
 
     def _scales_up_and_one_dies(self, application: LocalApplication) -> None:
         """Under load that goes on: two replicas, then one of them is killed."""
-        num_at_once = 4 * REQUESTS_AT_ONCE
-        with _Load(application, num_at_once, self._prompts, pause_s=0.5) as load:
+        with _Load(application, 2, self._prompts, PAUSE_S) as load:
             application.wait_for(
                 lambda: application.num_running() == 2, "two replicas", WAIT_S
             )
         self.found["scaled_up"] = asdict(load.tally)
         self._done("second replica")
-        with _Load(application, num_at_once, self._prompts) as load:
+        with _Load(application, 4 * REQUESTS_AT_ONCE, self._prompts) as load:
             load.wait_for_answers(2 * REQUESTS_AT_ONCE)
             application.wait_for(
                 lambda: len(read_counts()) == 2, "metrics of two replicas", WAIT_S
@@ -199,9 +201,9 @@ class _Life:
     def _is_updated(self, application: LocalApplication) -> None:
         """Other MTP layers, while requests come."""
         before = application.replica_pids()
-        with _Load(application, 2, self._prompts) as load:
-            load.wait_for_answers(1)
-            application.change(head=str(_other_head(self.folder / "head")))
+        head = str(_other_head(self.folder / "head"))
+        with _Load(application, 2, self._prompts, PAUSE_S) as load:
+            application.change(head=head, max_replicas=1)
             load.wait_for_answers(4)
         self.found["updated"] = asdict(load.tally)
         self.found["replaced"] = not set(before) & set(application.replica_pids())

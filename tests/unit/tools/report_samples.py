@@ -43,6 +43,7 @@ COMMITTED = {
     "verify requests": RESULTS / "fuzz" / "v1-100.json",
     "http-fuzz": RESULTS / "fuzz" / "http.json",
     "soak": RESULTS / "fuzz" / "soak.json",
+    "warm-start": RESULTS / "warm-start" / "warm-start-intel-xeon-processor.json",
 }
 """Results of this repository, by name: a new one beside them changes no test."""
 PROVENANCE = collect_provenance(["vllm-mtp", "sample"])

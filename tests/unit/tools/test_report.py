@@ -63,6 +63,7 @@ SAYS = {
     "held-out": ["threshold", "13.5"],
     "replay": ["h200-70b-64-kinds", "Targets"],
     "vocab build": ["1,024 of 16,384 tokens cover 97.09% of the 773,442"],
+    "warm-start": ["over those of a settled engine", "warm", "cold"],
     "vocabulary": ["Acceptance length, 1024 rows", "after learning: auto / list"],
 }
 STRANGER = {
