@@ -74,6 +74,7 @@ class AdaptingBench(Measurement):
     code_tokens: int = option(20_000, "Served before the traffic changes.", 0, 10**8)
     prose_tokens: int = option(200_000, "Served then.", 0, 10**8)
     code_again_tokens: int = option(40_000, "And then.", 0, 10**8)
+    phase_minutes: float = option(60.0, "Of each of the three, at most.", 0.1, 10**4)
     temperature: float = option(1.0, "Of the requests.", 0, 2)
     dtype: str = option("bfloat16", "Of both.")
 
@@ -93,8 +94,8 @@ class AdaptingBench(Measurement):
                 engine.answer(START_TIMEOUT_S)
             prompts = _prompts(group.engines[FROZEN], logs)
             for domain, wanted in self._phases():
-                served = 0
-                while served < wanted:
+                served, end_s = 0, time.monotonic() + 60 * self.phase_minutes
+                while served < wanted and time.monotonic() < end_s:
                     done = self._round(group.engines, domain, prompts, len(rounds))
                     rounds.append(done | {"num_tokens": served})
                     served += done["served"]
