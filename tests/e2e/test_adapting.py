@@ -123,6 +123,22 @@ def test_requests_are_recorded_unless_they_refuse(heads: dict[str, str]) -> None
         assert kept.recorder.num_ended == kept.recorder.num_running == 0
 
 
+def test_a_full_memory_ends_it(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speculation = SPECULATION | {"adapt": True}
+    with planted(), engine(BUNDLED_CHECKPOINT, speculative_config=speculation) as llm:
+        kept = traffic_of(llm)
+
+        def no_room(rows: Any) -> None:
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(kept.recorder, "record", no_room)
+        assert greedy(llm, PROMPTS, NUM_TOKENS) == expected
+        assert kept.recorder is None
+        assert greedy(llm, PROMPTS, NUM_TOKENS) == expected
+
+
 def test_a_trainer_that_is_killed_starts_again_and_then_no_more(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tests.support.adapting import counting_texts, plan_of, put, write_model
 from tests.support.tuning import random_drafter
+from vllm_mtp.tune import adapting
 from vllm_mtp.tune.adapting import Adapting, head_folder, read_state
 from vllm_mtp.tune.checkpoint import Checkpoint, stored_weights
 from vllm_mtp.tune.judgement import MIN_TEXTS, Gain, gain, lengths_by_text
@@ -53,6 +54,24 @@ def test_a_head_that_drafts_better_is_served(model: Checkpoint, tmp_path: Path) 
     assert stored_weights(written).keys() == served.keys()
     for name, weight in stored_weights(written).items():
         torch.testing.assert_close(weight, served[name], rtol=0, atol=0)
+
+
+def test_a_long_round_ends_when_there_are_newer_texts(
+    model: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapting, "_TRAINING_OVER_JUDGING", 0)
+    trainer = Adapting(plan_of(tmp_path, model.folder))
+    trainer.training = trainer.training.model_copy(update={"batch_tokens": 64})
+    put(tmp_path, 0, counting_texts(model, NUM_TEXTS))
+    trainer.round()
+    whole = trainer.num_updates
+    assert whole > 10  # nobody waits
+    put(tmp_path, 1, counting_texts(model, NUM_TEXTS, 100))
+    places = trainer.reservoir.take()
+    put(tmp_path, 2, counting_texts(model, NUM_TEXTS, 200))
+    monkeypatch.setattr(trainer.reservoir, "take", lambda: places)
+    trainer.round()
+    assert trainer.num_updates == whole + 1
 
 
 def test_another_trainer_goes_on_with_what_is_served(

@@ -58,6 +58,8 @@ _AVERAGE_DECAY = 0.98
 """Of the trained weights, from update to update: what is judged and served."""
 _PATIENCE = 4
 """Rounds in which the trained weights are certainly worse than what is served."""
+_TRAINING_OVER_JUDGING = 8
+"""Of time: after so much training newer texts are worth a look, if there are any."""
 _WAIT_S = 0.5
 
 
@@ -184,10 +186,10 @@ class Adapting:
         """Adapt as long as the process lives."""
         self._say(self.state)
         while True:
-            if self.reservoir.num_waiting() < MIN_TEXTS:
-                time.sleep(_WAIT_S)
-            else:
+            if self._has_new():
                 self.round()
+            else:
+                time.sleep(_WAIT_S)
 
     def round(self) -> None:
         """Judge by the newest texts, then train on them."""
@@ -196,13 +198,22 @@ class Adapting:
             return
         texts = self.reservoir.texts()
         self._choose_drafted()
+        start_s = time.perf_counter()
         self._judge(texts, new[-_JUDGED_TEXTS:])
+        judging_s = time.perf_counter() - start_s
+        training_s = 0.0
         for batch in self._batches(texts, new):
             start_s = time.perf_counter()
             self._update(batch)
             busy_s = time.perf_counter() - start_s
             time.sleep(busy_s * (1 / self.plan.share - 1))
+            training_s += busy_s
+            if training_s > _TRAINING_OVER_JUDGING * judging_s and self._has_new():
+                break
         self._say(self.state)
+
+    def _has_new(self) -> bool:
+        return self.reservoir.num_waiting() >= MIN_TEXTS
 
     def _batches(self, texts: Texts, new: list[Place]) -> Iterator[Batch]:
         """New texts twice, and by turns as many older ones."""

@@ -68,8 +68,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             output = super()._sample(logits, spec_decode_metadata)
         self.drafter.commit(output.sampled_token_ids)
         if self.drafter.recorder is not None:
-            rows = self.drafter.rows_of_step(output.sampled_token_ids)
-            self.drafter.recorder.record(rows)
+            self.drafter.record(self.drafter.rows_of_step(output.sampled_token_ids))
         return output
 
     def _copy_draft_token_ids_to_cpu(self, *args: Any, **kwargs: Any) -> None:

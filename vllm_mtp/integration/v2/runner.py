@@ -131,7 +131,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             # As drafts read them, which of some models are others.
             read = self._speculator.target_hidden_states(self._speculator._step)
             rows = rows_of_step(read, input_batch, num_rejected)
-            self._speculator.recorder.record(rows)
+            self._speculator.record(rows)
         if self._leaves_out:
             # Here before vLLM's copy of the tokens, for which the host waits anyhow.
             choice = async_copy_to_np(self.adaptive_verification.choice(input_batch))

@@ -7,8 +7,8 @@ Rank 0 looks, and tells the other tensor-parallel ranks in the same step. Drafts
 head are verified by the target: nothing of this reaches the text.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from vllm.distributed.parallel_state import get_tp_group
@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.scheduler.messages import WorkerReport
-from vllm_mtp.integration.worker.hidden_states import Recorder
+from vllm_mtp.integration.worker.hidden_states import Recorder, StepRows
 from vllm_mtp.integration.worker.weight_updates import TARGET, FollowsWeights
 from vllm_mtp.tune.families import family_of
 
@@ -140,7 +140,25 @@ class Adapts(FollowsWeights):
             self.adapter.before_step()
             self.recorder = self.adapter.recorder
         if self.recorder is not None:
-            self.recorder.begin_step(scheduler_output)
+            with self._recording():
+                self.recorder.begin_step(scheduler_output)
+
+    def record(self, rows: StepRows) -> None:
+        """Rows of the step, of an engine that records."""
+        if self.recorder is not None:
+            with self._recording():
+                self.recorder.record(rows)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """To adapt is not worth a step; to record may be what an engine is for."""
+        try:
+            yield
+        except Exception as error:
+            if self.adapter is None:
+                raise
+            self.adapter.stop(f"requests could not be recorded: {error}")
+            self.recorder = None
 
     def begin_anew(self, changed: Collection[str]) -> None:
         super().begin_anew(changed)
