@@ -56,9 +56,10 @@ class LocalApplication:
         try:
             serve.run(application, name=APPLICATION)
         except RuntimeError as error:
-            # It names the deployment; the status of that has what its replica said.
+            # It names the deployment; the status of that has what its replica said,
+            # the first cause last.
             status = serve.status().applications[APPLICATION].deployments[DEPLOYMENT]
-            cause = find_cause(status.message.splitlines()) or error
+            cause = find_cause(status.message.splitlines()[::-1]) or error
             raise ServerError(f"no replica has started: {cause}") from None
 
     def replica_pids(self) -> list[int]:
