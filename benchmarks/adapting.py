@@ -268,4 +268,5 @@ def prose_paragraphs() -> list[str]:
 
 def _is_prose(text: str) -> bool:
     letters = sum(each.isalpha() or each == " " for each in text)
-    return len(text) >= MIN_CHARACTERS and letters / len(text) > LETTERS
+    is_english = text.isascii() and letters / len(text) > LETTERS
+    return is_english and len(text) >= MIN_CHARACTERS

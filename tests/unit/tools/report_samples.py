@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.adapting import AdaptingBench, summary
 from benchmarks.checkouts import HERE, CheckoutsBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.graphs import GraphsBench
@@ -259,6 +260,26 @@ def _graphs() -> Any:
     return written(bench, {"graphs": dict.fromkeys(bench.contenders, figures | counts)})
 
 
+def _adapting() -> Any:
+    """Two rounds, and one without drafts."""
+    rounds = [
+        {
+            "domain": "prose",
+            "is_plain": is_plain,
+            "num_tokens": 100 * number,
+            "head": number,
+            "is_equal": True,
+            "seconds": {"frozen": 1.0, "adapting": 1.01},
+            "lengths": {
+                "frozen": [] if is_plain else [1.5, 2.0],
+                "adapting": [] if is_plain else [1.8, 2.5],
+            },
+        }
+        for number, is_plain in enumerate((False, False, True))
+    ]
+    return written(AdaptingBench(), {"rounds": rounds, **summary(rounds)})
+
+
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "eval": _eval,
     "compare": _compare,
@@ -268,6 +289,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "host": _host,
     "launches": _launches,
     "graphs": _graphs,
+    "adapting": _adapting,
     "vocab build": _vocab_build,
 }
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {

@@ -64,6 +64,7 @@ SAYS = {
     "replay": ["h200-70b-64-kinds", "Targets"],
     "vocab build": ["1,024 of 16,384 tokens cover 97.09% of the 773,442"],
     "warm-start": ["over those of a settled engine", "warm", "cold"],
+    "adapting": ["1.250 (1.250 .. 1.250)", "without drafts: 1.010", "equal: 3 of 3"],
     "vocabulary": ["Acceptance length, 1024 rows", "after learning: auto / list"],
 }
 STRANGER = {
