@@ -268,5 +268,5 @@ def prose_paragraphs() -> list[str]:
 
 def _is_prose(text: str) -> bool:
     letters = sum(each.isalpha() or each == " " for each in text)
-    is_english = text.isascii() and letters / len(text) > LETTERS
-    return is_english and len(text) >= MIN_CHARACTERS
+    is_long = len(text) >= MIN_CHARACTERS
+    return is_long and text.isascii() and letters / len(text) > LETTERS
