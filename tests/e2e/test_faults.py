@@ -259,14 +259,14 @@ def test_a_killed_worker_fails_the_requests_and_ends_the_server(
     (port,) = free_ports(1)
     command = [str(Path(sys.executable).with_name("vllm")), "serve"]
     command += [str(BUNDLED_CHECKPOINT), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+    command += ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
     command += ["--kv-cache-memory-bytes", str(64 * 2**20)]
     command += ["--speculative-config", json.dumps(FIXED)]
     server = Server("mtp_plus", command, port, tmp_path / "server.log")
     answers: list[Any] = []
 
     def ask() -> None:
-        body = {"prompt": "def f", "max_tokens": 480, "temperature": 0}
+        body = {"prompt": "def f", "max_tokens": 2000, "temperature": 0}
         body["ignore_eos"] = True
         try:
             url = f"{server.url}/v1/completions"

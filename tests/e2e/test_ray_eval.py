@@ -230,9 +230,9 @@ def losing_rank_1(is_lost: Path, begun: Path) -> Callable[..., None]:
         from vllm_mtp.tools import tune_train
         from vllm_mtp.tune.train import Trainer
 
-        update = Trainer._update
+        rate_share = Trainer._rate_share  # asked once before each update
 
-        def watched(run: Trainer, *batch: Any) -> float:
+        def watched(run: Trainer) -> float:
             if run.rank == 0:
                 with begun.open("a") as file:
                     file.write(f"{run.progress.update}\n")
@@ -241,9 +241,9 @@ def losing_rank_1(is_lost: Path, begun: Path) -> Callable[..., None]:
                     time.sleep(0.05)  # by then rank 0 has saved the first one, too
                 is_lost.touch()
                 os._exit(1)
-            return update(run, *batch)
+            return rate_share(run)
 
-        Trainer._update = watched  # type: ignore[method-assign]
+        Trainer._rate_share = watched  # type: ignore[method-assign]
         tune_train.MEASURE_EVERY = 1
         tune_train.train(options, folder, command, Console(quiet=True))
 
