@@ -263,7 +263,8 @@ class ControlledScheduler(Scheduler):
         if report.failed_part is not None:
             self._switch.failed(report.failed_part)
         if self.metrics is not None:
-            self.metrics.levels(report.levels)
+            if report.levels:
+                self.metrics.levels(report.levels)
             if report.vocabulary is not None:
                 self.metrics.vocabulary(*report.vocabulary)
 

@@ -67,7 +67,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         with self.drafter.sampling(spec_decode_metadata):
             output = super()._sample(logits, spec_decode_metadata)
         self.drafter.commit(output.sampled_token_ids)
-        if self.drafter.recorder is not None:
+        if self.drafter.records_step:
             self.drafter.record(self.drafter.rows_of_step(output.sampled_token_ids))
         return output
 

@@ -127,7 +127,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             result = super().sample(hidden_states, input_batch, grammar_output)
         output, num_sampled, num_rejected = result
         self._speculator.commit(output.sampled_token_ids, num_sampled)
-        if self._speculator.recorder is not None:
+        if self._speculator.records_step:
             # As drafts read them, which of some models are others.
             read = self._speculator.target_hidden_states(self._speculator._step)
             rows = rows_of_step(read, input_batch, num_rejected)

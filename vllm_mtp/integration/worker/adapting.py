@@ -143,8 +143,13 @@ class Adapts(FollowsWeights):
             with self._recording():
                 self.recorder.begin_step(scheduler_output)
 
+    @property
+    def records_step(self) -> bool:
+        """Whether a request of the step that runs is recorded."""
+        return self.recorder is not None and self.recorder.num_running > 0
+
     def record(self, rows: StepRows) -> None:
-        """Rows of the step, of an engine that records."""
+        """Rows of such a step."""
         if self.recorder is not None:
             with self._recording():
                 self.recorder.record(rows)

@@ -3,7 +3,7 @@
 The rows of a step that were verified are what the MTP layers are fed when they are
 served, of whatever family. They are put together request by request and written in
 shards (``tune/shards.py``) when requests end. No step waits for the copy of its rows:
-it is looked at when a later one is recorded.
+it is looked at when a later one is recorded, or when one of its requests has ended.
 """
 
 import re
@@ -103,8 +103,10 @@ class Recorder:
         self._admits = admits
         names = (path.stem.partition("-")[2] for path in folder.glob(PATTERN))
         self._next_shard = max(map(int, names), default=-1) + 1
-        self._recorded: dict[str, bool] = {}
-        """Of requests under way, whether they are."""
+        self._recorded: set[str] = set()
+        """Requests under way that are, ..."""
+        self._left_out: set[str] = set()
+        """... and that are not."""
         self._num_scheduled: Mapping[str, int] = {}
         self._copied: deque[_Copied] = deque()
         self._running: dict[str, _Running] = {}
@@ -114,7 +116,7 @@ class Recorder:
     @property
     def num_running(self) -> int:
         """Requests under way that are recorded."""
-        return sum(self._recorded.values())
+        return len(self._recorded)
 
     @property
     def num_ended(self) -> int:
@@ -127,10 +129,12 @@ class Recorder:
             self.end(scheduler_output.finished_req_ids)
         self._num_scheduled = scheduler_output.num_scheduled_tokens
         for request in scheduler_output.scheduled_new_reqs:
-            if request.req_id not in self._recorded:
+            name = request.req_id
+            if name not in self._recorded and name not in self._left_out:
                 extra = getattr(request.sampling_params, "extra_args", None)
                 may = is_recorded(extra) and _has_plain_tokens(request)
-                self._recorded[request.req_id] = may and self._admits(request)
+                admitted = may and self._admits(request)
+                (self._recorded if admitted else self._left_out).add(name)
 
     def record(self, rows: StepRows) -> None:
         """Add the rows of the step that has been announced."""
@@ -141,7 +145,7 @@ class Recorder:
         wanted = [
             index
             for index, request_id in enumerate(rows.request_ids)
-            if self._recorded.get(request_id)
+            if request_id in self._recorded
         ]
         if wanted:
             self._copied.append(self._copy(rows, wanted))
@@ -216,9 +220,11 @@ class Recorder:
 
     def end(self, request_ids: Collection[str]) -> None:
         """These get no more rows."""
-        self._add_all()
+        if not self._recorded.isdisjoint(request_ids):
+            self._add_all()
+        self._left_out.difference_update(request_ids)
         for request_id in request_ids:
-            self._recorded.pop(request_id, None)
+            self._recorded.discard(request_id)
             running = self._running.pop(request_id, None)
             if running is None:
                 continue
