@@ -227,6 +227,17 @@ class MTPPlusConfig(BaseModel):
         le=1,
         description="Of the time that `adapt` may train.",
     )
+    show_rounds: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description=(
+            "Keep prompt, draft tokens and output of so many recent requests, up to 4 "
+            "of those that run at the same time, for the page `/mtp_plus` to show. In "
+            "memory; requests may refuse (`mtp_plus_record`). 0: none, and no token "
+            "leaves the engine for it."
+        ),
+    )
     controller_seed: int = Field(
         default=0,
         ge=0,

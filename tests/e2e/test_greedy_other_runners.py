@@ -8,9 +8,15 @@ import pytest
 
 from tests.e2e.small_jobs import small_jobs
 from tests.support.engine_jobs import JobResult, run_jobs
+from tests.support.shown_rounds import check_rounds
 
-FIXED = {"method": "mtp_plus", "controller": "fixed"}
-RANDOM = {"method": "mtp_plus", "num_speculative_tokens": 5, "controller": "random"}
+FIXED = {"method": "mtp_plus", "controller": "fixed", "show_rounds": 8}
+RANDOM = {
+    "method": "mtp_plus",
+    "num_speculative_tokens": 5,
+    "controller": "random",
+    "show_rounds": 8,
+}
 ASKS_MUCH = {
     "repetition_penalty": 1.3,
     "presence_penalty": 0.5,
@@ -61,6 +67,21 @@ def test_v2_equals(v2: dict[str, JobResult], plain: list[list[int]]) -> None:
     assert v2["fixed"].num_compared_steps >= NUM_V2_TOKENS / 4
 
 
+@pytest.mark.parametrize("name", ["fixed", "async"])
+def test_rounds_shown_of_v2_add_up_to_its_texts_and_its_counters(
+    v2: dict[str, JobResult], name: str
+) -> None:
+    requests = check_rounds(v2[name])
+    assert len(requests) == NUM_V2_PROMPTS, "each of so few is noted"
+    for counter, field in (
+        ("draft_tokens", "num_draft_tokens"),
+        ("accepted_tokens", "num_accepted_tokens"),
+        ("drafts", "num_drafts"),
+    ):
+        total = sum(getattr(request.sums, field) for request in requests)
+        assert total == v2[name].counters[counter], counter
+
+
 def test_v2_equals_where_requests_ask_much_of_their_logits() -> None:
     settings = {"max_tokens": NUM_V2_TOKENS, "v2": True, "sampling": ASKS_MUCH}
     plain, ours = run_jobs(
@@ -84,6 +105,7 @@ def test_v1_with_async_scheduling_equals(plain: list[list[int]]) -> None:
     (asynchronous,) = run_jobs(small_jobs([config], max_tokens=NUM_TOKENS))
     check_speculated(asynchronous, "MTPPlusAsyncScheduler", "MTPPlusProposer")
     assert asynchronous.continuations == plain
+    check_rounds(asynchronous)
 
 
 def test_tensor_parallel_2_equals(plain: list[list[int]]) -> None:
@@ -101,6 +123,7 @@ def test_tensor_parallel_2_equals(plain: list[list[int]]) -> None:
     )
     check_speculated(randomized, "MTPPlusScheduler", "")
     assert randomized.continuations == [text[:48] for text in plain]
+    check_rounds(randomized)
 
 
 def test_v2_with_pipeline_parallel_2_equals(plain: list[list[int]]) -> None:
@@ -121,3 +144,4 @@ def test_v2_with_pipeline_parallel_2_equals(plain: list[list[int]]) -> None:
     check_speculated(result, "MTPPlusAsyncScheduler", "")
     assert {drafted for step in result.accepted for _, drafted, _ in step} == {1, 2, 3}
     assert result.continuations == expected_of_v2(plain)
+    check_rounds(result)

@@ -157,7 +157,7 @@ def test_counts_are_handed_over_a_few_times_a_second_and_at_the_end() -> None:
 def test_our_counts_are_taken_out_and_those_of_other_plugins_stay() -> None:
     counts = SpeculationStats.empty(K_MAX).to_dict()
     stats = SimpleNamespace(kv_connector_stats={STATS_KEY: counts, "nixl": 1})
-    assert take_stats(stats) == SpeculationStats.empty(K_MAX)
+    assert take_stats(stats) == (SpeculationStats.empty(K_MAX), ())
     assert stats.kv_connector_stats == {"nixl": 1}
     assert take_stats(stats) is None
     alone = SimpleNamespace(kv_connector_stats={STATS_KEY: counts})

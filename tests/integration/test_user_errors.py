@@ -126,6 +126,12 @@ def test_classes_of_the_user(mimo: Path, argument: dict[str, str], option: str) 
     assert "remove --" in sentence
 
 
+def test_rounds_without_the_statistics_that_carry_them(mimo: Path) -> None:
+    sentence = refusal(mimo, {"show_rounds": 4}, disable_log_stats=True)
+    assert "speculative_config.show_rounds=4" in sentence
+    assert "remove --disable-log-stats" in sentence
+
+
 def test_scrubbing_across_pipeline_stages(mimo: Path) -> None:
     sentence = refusal(
         mimo,

@@ -94,6 +94,8 @@ class JobResult:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had."""
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    """Fields of ``RequestRounds``, where ``show_rounds`` is asked for."""
 
     def __post_init__(self) -> None:
         # JSON has no tuples.
@@ -225,10 +227,23 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_disabled_steps=disabled[0],
             num_cut_passes=num_cut_passes(),
             samples=samples,
+            shown=shown_rounds(llm),
             num_failures=failures[0],
             num_preemptions=totals["vllm:num_preemptions"].value,
             num_cached_tokens=totals["vllm:prefix_cache_hits"].value,
         )
+
+
+def shown_rounds(llm: Any) -> list[dict[str, Any]]:
+    """Requests whose rounds the front end has."""
+    from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+
+    return [
+        asdict(request)
+        for logger in llm.llm_engine.logger_manager.stat_loggers
+        if isinstance(logger, MTPPlusStatLogger)
+        for request in logger.recent_requests.newest_first().values()
+    ]
 
 
 def _fork_workers() -> None:

@@ -28,6 +28,7 @@ LAYERS = (
         "verification",
         "kernels",
         "metrics",
+        "page",
         "request_options",
         "tune",
     },
@@ -50,6 +51,7 @@ FORBIDDEN_THIRD_PARTY = {
     "verification": {"vllm", *EXTRAS},
     "kernels": {"vllm", *EXTRAS},
     "metrics": {"vllm", "torch", *EXTRAS},
+    "page": {"vllm", "torch", *EXTRAS},
     # Its pictures alone need matplotlib.
     "tune": {"vllm", *(EXTRAS - {"matplotlib"})},
     "integration": EXTRAS,

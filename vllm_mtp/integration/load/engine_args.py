@@ -75,7 +75,7 @@ def _wrap_create_engine_config(
                 compat.check({"core"})
                 _refuse_user_classes(self)
                 # Mistakes in the options, before the model's config is even read.
-                _split(self)
+                _check_statistics(self, _split(self).own)
                 _report_per_request(self)
                 config = original(self, *args, **kwargs)
                 _finish(config)
@@ -210,6 +210,16 @@ def _report_per_request(args: EngineArgs) -> None:
     """
     if getattr(args, _REQUEST_METRICS) == "none":
         setattr(args, _REQUEST_METRICS, "summary")
+
+
+def _check_statistics(args: EngineArgs, own: MTPPlusConfig) -> None:
+    """Refuse what travels with statistics where there are none."""
+    if own.show_rounds and args.disable_log_stats:
+        raise ConfigError(
+            f"speculative_config.show_rounds={own.show_rounds} is not allowed without "
+            "statistics, with which rounds travel: remove --disable-log-stats (of "
+            "vllm.LLM: give disable_log_stats=False)."
+        )
 
 
 def _check_draft_vocab(own: MTPPlusConfig, model_config: Any) -> None:

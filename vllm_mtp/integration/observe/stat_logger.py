@@ -7,8 +7,8 @@ It comes first: it takes our counts out of vLLM's statistics before others see t
 Its metrics are of the kind that vLLM's are: in a replica of Ray Serve LLM, Ray's.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import (
@@ -17,18 +17,27 @@ from vllm.v1.metrics.loggers import (
     StatLoggerManager,
 )
 
-from vllm_mtp.integration.load.settings import SETTINGS_KEY
+from vllm_mtp.integration.load.settings import SETTINGS_KEY, settings_of
 from vllm_mtp.integration.load.wrapping import wrap_once
-from vllm_mtp.integration.observe.step_metrics import STATS_KEY
+from vllm_mtp.integration.observe.step_metrics import ROUNDS_KEY, STATS_KEY
 from vllm_mtp.metrics.log_line import describe
 from vllm_mtp.metrics.prometheus import Kinds, SpeculationMetrics
 from vllm_mtp.metrics.stats import SpeculationStats
+from vllm_mtp.page.rounds import RecentRequests
 
 # Below "vllm", so that its log settings apply to our lines, too.
 logger = init_logger("vllm.mtp_plus")
 
 
-def take_stats(scheduler_stats: Any) -> SpeculationStats | None:
+class Taken(NamedTuple):
+    """What is ours of vLLM's statistics."""
+
+    stats: SpeculationStats
+    rounds: Sequence[Mapping[str, Any]]
+    """Changes of `page/rounds.py`."""
+
+
+def take_stats(scheduler_stats: Any) -> Taken | None:
     """Our counts, taken out of vLLM's statistics.
 
     Args:
@@ -37,9 +46,10 @@ def take_stats(scheduler_stats: Any) -> SpeculationStats | None:
     of_plugins = getattr(scheduler_stats, "kv_connector_stats", None)
     if not of_plugins or STATS_KEY not in of_plugins:
         return None
-    rest = {key: value for key, value in of_plugins.items() if key != STATS_KEY}
+    rest = dict(of_plugins)
+    stats, rounds = rest.pop(STATS_KEY), rest.pop(ROUNDS_KEY, ())
     scheduler_stats.kv_connector_stats = rest or None
-    return SpeculationStats.from_dict(of_plugins[STATS_KEY])
+    return Taken(SpeculationStats.from_dict(stats), rounds)
 
 
 class MTPPlusStatLogger(AggregateStatLoggerBase):
@@ -68,6 +78,8 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
             self._max_draft_length,
             kinds,
         )
+        own = settings_of(vllm_config)
+        self.recent_requests = RecentRequests(own.show_rounds)
         self._interval = {engine: self._nothing() for engine in engine_indexes}
 
     def _nothing(self) -> SpeculationStats:
@@ -80,10 +92,11 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        stats = take_stats(scheduler_stats)
-        if stats is not None and engine_idx in self._interval:
-            self._metrics.add(stats, engine_idx)
-            self._interval[engine_idx].add(stats)
+        taken = take_stats(scheduler_stats)
+        if taken is not None and engine_idx in self._interval:
+            self._metrics.add(taken.stats, engine_idx)
+            self._interval[engine_idx].add(taken.stats)
+            self.recent_requests.add(engine_idx, taken.rounds)
 
     def log(self) -> None:
         for engine, stats in self._interval.items():

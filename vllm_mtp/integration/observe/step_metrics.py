@@ -43,6 +43,8 @@ from vllm_mtp.records import DraftDecision, RequestOutcome, StepOutcome
 
 STATS_KEY = METHOD
 """Of our counts among the plugins' ones."""
+ROUNDS_KEY = f"{METHOD}_rounds"
+"""Of changes of `page/rounds.py`, beside our counts."""
 
 _HAND_OVER_S = 1.0
 """Between two hand-overs while requests run."""

@@ -100,6 +100,31 @@ class Choice(NamedTuple):
     """Of the next ones, drawn by how sure they were, should all of those be."""
 
 
+class DraftedTokens(NamedTuple):
+    """Draft tokens of a step whose scheduler only counts them.
+
+    On their way to the host; right once the step's output is here.
+    """
+
+    # [num_reqs], in the order of the output: other tokens before a request's drafts
+    num_before: np.ndarray
+    # [num_reqs]
+    num_drafts: np.ndarray
+    # [num_tokens or more]: of each request those, then its draft tokens
+    token_ids: np.ndarray
+
+    def of(self, place: int, number: int) -> list[int]:
+        """The first draft tokens of a request.
+
+        Args:
+            place: Of the request in the output.
+            number: Of tokens.
+        """
+        first = int(self.num_before[: place + 1].sum() + self.num_drafts[:place].sum())
+        tokens: list[int] = self.token_ids[first : first + number].tolist()
+        return tokens
+
+
 class WorkerReport(NamedTuple):
     """What a worker has to say beside a step's output; most often nothing."""
 
@@ -116,6 +141,8 @@ class WorkerReport(NamedTuple):
     """By request id, where draft tokens were left out on the device."""
     levels: Mapping[str, float] = {}
     """States to be reported (``metrics/stats.py``)."""
+    drafted: DraftedTokens | None = None
+    """Where somebody wants to see them (``show_rounds``)."""
 
 
 NOTHING = WorkerReport()

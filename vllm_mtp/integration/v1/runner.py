@@ -8,6 +8,7 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from vllm_mtp.integration.scheduler.messages import DraftedTokens
 from vllm_mtp.integration.v1.steps_without_drafts import metadata_without_drafts
 from vllm_mtp.integration.worker.reports import Reports
 
@@ -67,6 +68,8 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         with self.drafter.sampling(spec_decode_metadata):
             output = super()._sample(logits, spec_decode_metadata)
         self.drafter.commit(output.sampled_token_ids)
+        if self.sends_drafts and spec_decode_metadata is not None:
+            self._drafted = drafted_tokens(spec_decode_metadata)
         if self.drafter.records_step:
             self.drafter.record(self.drafter.rows_of_step(output.sampled_token_ids))
         return output
@@ -83,3 +86,15 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             super().take_draft_token_ids()
         )
         return scored
+
+
+def drafted_tokens(metadata: Any) -> DraftedTokens:
+    """Draft tokens of a step, on their way to the host.
+
+    Args:
+        metadata: vLLM's ``SpecDecodeMetadata``.
+    """
+    num_drafts = np.array(metadata.num_draft_tokens)
+    # Here before vLLM's copy of the tokens, for which the host waits anyhow.
+    token_ids = metadata.draft_token_ids.to("cpu", non_blocking=True, copy=True)
+    return DraftedTokens(np.zeros_like(num_drafts), num_drafts, token_ids.numpy())

@@ -9,7 +9,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
-from vllm_mtp.integration.scheduler.messages import VerifiedDrafts
+from vllm_mtp.integration.scheduler.messages import DraftedTokens, VerifiedDrafts
 from vllm_mtp.integration.v2.adaptive_verification import VerifiesWhatPays, announce
 from vllm_mtp.integration.v2.decode_graphs import log_graphs
 from vllm_mtp.integration.v2.greedy_verification import GreedyVerification
@@ -136,7 +136,24 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             # Here before vLLM's copy of the tokens, for which the host waits anyhow.
             choice = async_copy_to_np(self.adaptive_verification.choice(input_batch))
             self._verified = VerifiedDrafts(input_batch.req_ids, choice)
+        if self.sends_drafts and input_batch.num_draft_tokens:
+            self._drafted = drafted_tokens(input_batch, self._verified)
         return result
+
+
+def drafted_tokens(batch: InputBatch, verified: VerifiedDrafts | None) -> DraftedTokens:
+    """Draft tokens of a step, on their way to the host.
+
+    Args:
+        batch: Of the step.
+        verified: Where some were left out: there are no rows of those.
+    """
+    scheduled = batch.num_draft_tokens_per_req
+    return DraftedTokens(
+        batch.num_scheduled_tokens - scheduled,
+        scheduled if verified is None else verified.counts[0],
+        async_copy_to_np(batch.input_ids[: batch.num_tokens]),
+    )
 
 
 def rows_of_step(

@@ -17,6 +17,7 @@ FORMAT = "1"
 _IRRELEVANT = {
     *("trace_path", "hidden_states_path", "warm_start_path", "controller_seed"),
     *("adapt_device", "adapt_memory_mib", "adapt_share"),
+    "show_rounds",
 }
 """Options that change neither acceptance nor cost."""
 

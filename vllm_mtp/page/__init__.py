@@ -1,0 +1,1 @@
+"""The page that shows speculation at work: what it is made of, without a server."""
