@@ -73,6 +73,7 @@ def test_rounds_shown_of_v2_add_up_to_its_texts_and_its_counters(
 ) -> None:
     requests = check_rounds(v2[name])
     assert len(requests) == NUM_V2_PROMPTS, "each of so few is noted"
+    assert v2[name].notes_rounds
     for counter, field in (
         ("draft_tokens", "num_draft_tokens"),
         ("accepted_tokens", "num_accepted_tokens"),
@@ -84,13 +85,14 @@ def test_rounds_shown_of_v2_add_up_to_its_texts_and_its_counters(
 
 def test_v2_equals_where_requests_ask_much_of_their_logits() -> None:
     settings = {"max_tokens": NUM_V2_TOKENS, "v2": True, "sampling": ASKS_MUCH}
-    plain, ours = run_jobs(
-        small_jobs([{}, {"speculative_config": RANDOM}], NUM_V2_PROMPTS, **settings)
-    )
+    without_rounds = RANDOM | {"show_rounds": 0}
+    engines = [{}, {"speculative_config": without_rounds}]
+    plain, ours = run_jobs(small_jobs(engines, NUM_V2_PROMPTS, **settings))
     check_speculated(ours, "MTPPlusScheduler", "MTPPlusSpeculator")
     assert ours.num_compared_steps >= NUM_V2_TOKENS / 6
     assert plain.num_compared_steps == 0
     assert ours.continuations == plain.continuations
+    assert not ours.notes_rounds, "unless somebody asks, no token is kept"
 
 
 def test_v2_with_async_scheduling_equals(

@@ -4,6 +4,7 @@ Real processes (API server, engine core, worker), real HTTP, the real client.
 """
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -22,7 +23,9 @@ from vllm_mtp.tools.server_process import Server, ServerGroup, free_ports, http_
 
 REAL_PROCESSES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 TALKATIVE = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "1"}
+WITH_PAGE = {"VLLM_PLUGINS": "mtp_plus"}
 MODEL = "bundled"
+KEY = "a-secret"
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +43,20 @@ def server(
         *("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8"),
         *("--kv-cache-memory-bytes", str(64 * 2**20), "--enforce-eager"),
         *("--spec-method", "mtp_plus"),
+        *("--speculative-config", json.dumps({"show_rounds": 4})),
+        *("--api-key", KEY),
     ]
     log = tmp_path_factory.mktemp("serve") / "server.log"
     server = Server("mtp_plus", command, port, log)
-    with ServerGroup([server], os.environ | REAL_PROCESSES | TALKATIVE) as group:
+    environ = os.environ | REAL_PROCESSES | TALKATIVE | WITH_PAGE
+    with ServerGroup([server], environ) as group:
         group.wait_ready(timeout_s=300, report=lambda line: None)
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +251,48 @@ def test_a_response_says_what_became_of_its_drafts(
     histogram = drafts["acceptance_histogram"]
     assert sum(histogram) == num_steps
     assert histogram[4:] == [0] * (len(histogram) - 4)
+
+
+def test_the_page_shows_the_rounds_of_a_request_to_who_has_the_key(
+    server: Server, client: OpenAI
+) -> None:
+    import httpx
+
+    url = f"{server.url}/v1/mtp_plus/rounds"
+    assert "<title>mtp_plus" in http_get(f"{server.url}/mtp_plus")
+    assert httpx.get(url).status_code == 401
+    prompt = "<b>def</b> f(): # \U0001f680\n"
+    answer = client.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=48,
+        temperature=0,
+        extra_body={"ignore_eos": True, "vllm_xargs": {"mtp_plus_k": 3}},
+    )
+    asking = httpx.Client(headers={"Authorization": f"Bearer {KEY}"})
+    deadline = time.monotonic() + 60
+    while True:  # statistics travel once a second
+        newest, *others = asking.get(url).json()["requests"]
+        if newest["name"].startswith(answer.id) and newest["has_ended"]:
+            break
+        assert time.monotonic() < deadline, newest
+        time.sleep(0.2)
+    assert len(others) <= 3
+    found = asking.get(f"{url}/{newest['key']}").json()
+    assert found["prompt"] == prompt
+    told = ""
+    for each in found["rounds"]:
+        kept = [*each["draft"][: each["num_accepted"]], each["next"]]
+        told += "".join(kept[: each["num_committed"]])
+    assert told == answer.choices[0].text
+    assert answer.model_extra is not None
+    drafts = answer.model_extra["metrics"]["speculative_decoding"]
+    assert found["sums"] == {
+        "num_drafts": drafts["num_spec_steps"],
+        "num_draft_tokens": drafts["num_draft_tokens"],
+        "num_accepted_tokens": drafts["num_accepted_draft_tokens"],
+        "num_committed_tokens": 48,
+    }
 
 
 def test_a_request_may_switch_its_drafts_off_and_a_bad_wish_is_status_400(

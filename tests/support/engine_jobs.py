@@ -96,6 +96,8 @@ class JobResult:
     samples: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
     shown: list[dict[str, Any]] = field(default_factory=list)
     """Fields of ``RequestRounds``, where ``show_rounds`` is asked for."""
+    notes_rounds: bool = False
+    """Whether the scheduler notes rounds, or the runner sends drafts for it."""
 
     def __post_init__(self) -> None:
         # JSON has no tuples.
@@ -228,6 +230,7 @@ def _run(jobs: Jobs, arguments: dict[str, Any]) -> JobResult:
             num_cut_passes=num_cut_passes(),
             samples=samples,
             shown=shown_rounds(llm),
+            notes_rounds=_notes_rounds(llm),
             num_failures=failures[0],
             num_preemptions=totals["vllm:num_preemptions"].value,
             num_cached_tokens=totals["vllm:prefix_cache_hits"].value,
@@ -244,6 +247,17 @@ def shown_rounds(llm: Any) -> list[dict[str, Any]]:
         if isinstance(logger, MTPPlusStatLogger)
         for request in logger.recent_requests.newest_first().values()
     ]
+
+
+def _notes_rounds(llm: Any) -> bool:
+    from tests.support.engines import model_runner
+    from tests.support.watch import scheduler_of
+
+    notes = getattr(scheduler_of(llm), "rounds", None) is not None
+    try:
+        return notes or getattr(model_runner(llm), "sends_drafts", False)
+    except AttributeError:  # the workers are other processes
+        return notes
 
 
 def _fork_workers() -> None:

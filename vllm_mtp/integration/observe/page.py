@@ -1,0 +1,105 @@
+"""``GET /mtp_plus``: the page of `vllm_mtp/page/`, and the data it asks for.
+
+An endpoint plugin of vLLM (``vllm.endpoint_plugins``), which loads it where
+``VLLM_PLUGINS`` names ``mtp_plus``. The page itself holds no data. Its charts are drawn
+from ``/metrics``. Rounds are below ``/v1``, all of which vLLM's server answers with 401
+without its API key; the page asks for the key and keeps it until it is closed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse
+
+from vllm_mtp.config import METHOD
+from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+from vllm_mtp.page.document import document
+from vllm_mtp.page.rounds import RecentRequests
+from vllm_mtp.page.texts import described, with_texts
+
+PAGE_PATH = f"/{METHOD}"
+ROUNDS_PATH = f"/v1/{METHOD}/rounds"
+_HEADERS = {
+    # What the document's own policy cannot say.
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_STATE = f"{METHOD}_engine"
+
+
+class RoundsPage:
+    """What vLLM expects of an endpoint plugin."""
+
+    name = METHOD
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the routes; they are functions that FastAPI runs in threads."""
+        app.add_api_route(PAGE_PATH, page, response_class=HTMLResponse)
+        app.add_api_route(ROUNDS_PATH, list_requests)
+        app.add_api_route(f"{ROUNDS_PATH}/{{key}}", show_request)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Remember whom to ask."""
+        setattr(state, _STATE, engine_client)
+
+
+def page() -> HTMLResponse:
+    """The page, without any data."""
+    return HTMLResponse(document(), headers=_HEADERS)
+
+
+def list_requests(request: Request) -> dict[str, Any]:
+    """Recent requests, newest first, without texts."""
+    recent = recent_requests(_engine(request))
+    listed = recent.newest_first() if recent is not None else {}
+    return {
+        "max_requests": recent.max_requests if recent is not None else 0,
+        "requests": [{"key": key, **described(each)} for key, each in listed.items()],
+    }
+
+
+def show_request(request: Request, key: str) -> dict[str, Any]:
+    """One of them with its rounds.
+
+    Raises:
+        HTTPException: 404, it is not kept.
+    """
+    engine = _engine(request)
+    recent = recent_requests(engine)
+    found = None if recent is None else recent.newest_first().get(key)
+    if found is None:
+        raise HTTPException(404, f"request {key!r} is not kept")
+    return {"key": key, **with_texts(found, decoder_of(engine))}
+
+
+def recent_requests(engine: Any) -> RecentRequests | None:
+    """Of this front end; None without our method or without statistics.
+
+    Args:
+        engine: vLLM's ``AsyncLLM`` or ``LLMEngine``, or None.
+    """
+    manager = getattr(engine, "logger_manager", None)
+    for each in manager.stat_loggers if manager is not None else ():
+        if isinstance(each, MTPPlusStatLogger):
+            return each.recent_requests
+    return None
+
+
+def decoder_of(engine: Any) -> Any:
+    """Token ids to text, as the server would write them."""
+    if engine.vllm_config.model_config.skip_tokenizer_init:
+        return lambda token_ids: "".join(f" {each}" for each in token_ids)
+    tokenizer = engine.get_tokenizer()
+
+    def decode(token_ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def _engine(request: Request) -> Any:
+    return getattr(request.app.state, _STATE, None)
