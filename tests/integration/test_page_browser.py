@@ -17,7 +17,9 @@ from tests.support.page_server import (
     rounds_of,
     serving,
 )
+from vllm_mtp.integration.observe.recent_requests import decoder_of, recent_requests
 from vllm_mtp.page.document import document
+from vllm_mtp.page.texts import with_texts
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None,
@@ -76,9 +78,6 @@ def opened(
 
 
 def page_of(engine: FakeEngine) -> str:
-    from vllm_mtp.integration.observe.page import decoder_of, recent_requests
-    from vllm_mtp.page.texts import with_texts
-
     recent = recent_requests(engine)
     assert recent is not None
     (request,) = recent.newest_first().values()

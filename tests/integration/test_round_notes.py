@@ -16,7 +16,11 @@ from vllm_mtp.integration.scheduler.messages import (
 )
 from vllm_mtp.integration.scheduler.rounds import MAX_AT_ONCE, RoundNotes
 from vllm_mtp.metrics.stats import SpeculationStats
-from vllm_mtp.page.rounds import MAX_PROMPT_TOKENS, MAX_ROUNDS, RecentRequests
+from vllm_mtp.page.rounds import (
+    MAX_PROMPT_TOKENS,
+    MAX_ROUNDS,
+    RecentRequests,
+)
 
 REQUEST = "cmpl-1-0123abcd"
 
@@ -53,9 +57,9 @@ def step(
     )
     output = SimpleNamespace(req_id_to_index={name: 0}, sampled_token_ids=[sampled])
     notes.verified(scheduled, output, report)
-    request.num_output_tokens += len(sampled) if num_taken is None else num_taken
+    num_taken = len(sampled) if num_taken is None else num_taken
+    request.num_output_tokens += num_taken
     del sampled[num_taken:]  # as vLLM does
-    notes.updated()
 
 
 def shown(*batches: Any, max_requests: int = 8) -> list[Any]:
@@ -116,9 +120,7 @@ def test_tokens_that_were_forbidden_or_left_out_are_not_verified() -> None:
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_drafts_that_stay_on_the_worker_are_found_in_its_rows(place: int) -> None:
     """Rows: one and two drafts, a prompt of two, one and three drafts."""
-    drafted = DraftedTokens(
-        np.array([1, 2, 1]), np.array([2, 0, 3]), np.arange(100, 109)
-    )
+    drafted = DraftedTokens([2, 0, 3], np.arange(100, 109), np.array([1, 2, 1]))
     drafts = [[101, 102], [], [106, 107, 108]]
     assert drafted.of(place, len(drafts[place])) == drafts[place]
 
@@ -126,7 +128,7 @@ def test_drafts_that_stay_on_the_worker_are_found_in_its_rows(place: int) -> Non
 def test_the_workers_ids_take_the_place_of_placeholders() -> None:
     notes, request = RoundNotes(), Request(REQUEST)
     notes.begin(request)
-    drafted = DraftedTokens(np.array([0]), np.array([2]), np.array([7, 8]))
+    drafted = DraftedTokens([2], np.array([7, 8]))
     step(notes, request, [-1, -1], [7, 9], report=WorkerReport(drafted=drafted))
     step(notes, request, [-1], [9])
     (found,) = shown(notes.take())

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,15 @@ FLAGS = (
 )
 
 
+@cache
 def find_browser() -> str | None:
-    """Where Chromium is on this machine; None where it is not."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    """Where Chromium is on this machine; None where it is not, or does not run."""
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        return None
+    asked = [program, "--no-sandbox", "--version"]
+    done = subprocess.run(asked, capture_output=True, timeout=TIMEOUT_S)
+    return program if done.returncode == 0 else None
 
 
 class Browser:

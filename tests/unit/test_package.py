@@ -60,6 +60,16 @@ def test_serving_requires_no_tools_and_a_clone_has_them_all() -> None:
     assert set(TOOLS) <= set(listed)
 
 
+def test_the_wheel_has_every_file_of_the_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    package = ROOT / "vllm_mtp"
+    patterns = settings["setuptools"]["package-data"][package.name]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    made_here = {".py", ".pyc", ".so"}
+    files = {p for p in package.rglob("*") if p.is_file() and p.suffix not in made_here}
+    assert files <= packed
+
+
 @pytest.mark.parametrize("missing", TOOLS)
 def test_without_a_tool_the_program_names_the_extra_and_ends_with_code_2(
     missing: str,

@@ -17,6 +17,7 @@ from vllm_mtp.cli.command import command_of
 from vllm_mtp.tools.convert_heads import ConvertHeadsOptions, convert_heads
 from vllm_mtp.tools.demo import DemoOptions
 from vllm_mtp.tools.eval import EvalOptions, run_eval
+from vllm_mtp.tools.rounds import RoundsOptions, write_rounds
 from vllm_mtp.tools.tune import TuneOptions
 
 EVAL_INTERRUPTED = (
@@ -36,6 +37,7 @@ app.command()(command_of(EvalOptions, run_eval, "eval", EVAL_INTERRUPTED))
 app.command()(options.options)
 app.command()(plan.plan)
 app.command()(report.report)
+app.command()(command_of(RoundsOptions, write_rounds, "rounds"))
 app.command()(command_of(TuneOptions, tune.tune, "tune", tune.INTERRUPTED))
 app.command()(command_of(verify.VerifyCommand, verify.run_verify, "verify"))
 app.add_typer(vocab.app)

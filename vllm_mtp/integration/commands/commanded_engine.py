@@ -12,6 +12,7 @@ and when the other end is closed, so that no engine outlives a command that was 
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...],
      "times_drafting": true}
     {"command": "play", "requests": [...], "is_undisturbed": false, "seed": 0}
+    {"command": "rounds"}                                   with ``show_rounds``
     {"command": "stop"}
 
 An answer with ``error`` is the last one. The engine is vLLM's own ``LLMEngine``; what
@@ -39,6 +40,8 @@ from vllm.v1.sample import rejection_sampler
 
 from vllm_mtp.integration.cpu import workarounds
 from vllm_mtp.integration.fuzz.engine import async_scheduling_on_cpu, engine_args, play
+from vllm_mtp.integration.observe.recent_requests import decoder_of, recent_requests
+from vllm_mtp.page.texts import with_texts
 
 
 @dataclass
@@ -86,7 +89,7 @@ class CommandedEngine:
 
     COMMANDS: ClassVar[tuple[str, ...]] = (
         *("facts", "tokenize", "tokenize_chats", "generate", "play"),
-        "flush_hidden_states",
+        *("flush_hidden_states", "rounds"),
     )
     """Methods that may be asked for."""
 
@@ -227,6 +230,12 @@ class CommandedEngine:
         """Have those written that are recorded; see ``hidden_states_path``."""
         self.engine.collective_rpc("flush_hidden_states")
         return {}
+
+    def rounds(self) -> dict[str, Any]:
+        """Rounds of recent requests, newest first, as texts (``page/texts.py``)."""
+        recent, decode = recent_requests(self.engine), decoder_of(self.engine)
+        kept = recent.newest_first().values() if recent is not None else ()
+        return {"requests": [with_texts(each, decode) for each in kept]}
 
     def add_request(self, request: Mapping[str, Any]) -> str:
         """Queue a request; returns its name."""

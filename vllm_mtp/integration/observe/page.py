@@ -6,16 +6,17 @@ from ``/metrics``. Rounds are below ``/v1``, all of which vLLM's server answers 
 without its API key; the page asks for the key and keeps it until it is closed.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse
 
 from vllm_mtp.config import METHOD
-from vllm_mtp.integration.observe.stat_logger import MTPPlusStatLogger
+from vllm_mtp.integration.observe.recent_requests import (
+    decoder_of,
+    recent_requests,
+)
 from vllm_mtp.page.document import document
-from vllm_mtp.page.rounds import RecentRequests
 from vllm_mtp.page.texts import described, with_texts
 
 PAGE_PATH = f"/{METHOD}"
@@ -73,32 +74,6 @@ def show_request(request: Request, key: str) -> dict[str, Any]:
     if found is None:
         raise HTTPException(404, f"request {key!r} is not kept")
     return {"key": key, **with_texts(found, decoder_of(engine))}
-
-
-def recent_requests(engine: Any) -> RecentRequests | None:
-    """Of this front end; None without our method or without statistics.
-
-    Args:
-        engine: vLLM's ``AsyncLLM`` or ``LLMEngine``, or None.
-    """
-    manager = getattr(engine, "logger_manager", None)
-    for each in manager.stat_loggers if manager is not None else ():
-        if isinstance(each, MTPPlusStatLogger):
-            return each.recent_requests
-    return None
-
-
-def decoder_of(engine: Any) -> Any:
-    """Token ids to text, as the server would write them."""
-    if engine.vllm_config.model_config.skip_tokenizer_init:
-        return lambda token_ids: "".join(f" {each}" for each in token_ids)
-    tokenizer = engine.get_tokenizer()
-
-    def decode(token_ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=False)
-        return text
-
-    return decode
 
 
 def _engine(request: Request) -> Any:

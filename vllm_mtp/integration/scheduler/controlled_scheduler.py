@@ -353,8 +353,6 @@ class ControlledScheduler(Scheduler):
         stats = super().make_stats(*args, **kwargs)
         if stats is None or self.metrics is None:
             return stats
-        if self.rounds is not None:
-            self.rounds.updated()
         counts = self.metrics.take(is_idle=self._deliver_if_idle())
         if counts is not None:
             of_plugins = stats.kv_connector_stats or {}

@@ -13,7 +13,7 @@ are right all the same, but drafts would be longer than they pay: so it is logge
 ours do not arrive.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
@@ -106,12 +106,12 @@ class DraftedTokens(NamedTuple):
     On their way to the host; right once the step's output is here.
     """
 
-    # [num_reqs], in the order of the output: other tokens before a request's drafts
-    num_before: np.ndarray
-    # [num_reqs]
-    num_drafts: np.ndarray
-    # [num_tokens or more]: of each request those, then its draft tokens
+    # [num_reqs], in the order of the output
+    num_drafts: Sequence[int] | np.ndarray
+    # [num_tokens or more]
     token_ids: np.ndarray
+    # [num_reqs]: other tokens that come before a request's drafts; None: there are none
+    num_before: np.ndarray | None = None
 
     def of(self, place: int, number: int) -> list[int]:
         """The first draft tokens of a request.
@@ -120,7 +120,9 @@ class DraftedTokens(NamedTuple):
             place: Of the request in the output.
             number: Of tokens.
         """
-        first = int(self.num_before[: place + 1].sum() + self.num_drafts[:place].sum())
+        first = int(sum(self.num_drafts[:place]))
+        if self.num_before is not None:
+            first += int(self.num_before[: place + 1].sum())
         tokens: list[int] = self.token_ids[first : first + number].tolist()
         return tokens
 

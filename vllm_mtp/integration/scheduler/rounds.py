@@ -1,21 +1,23 @@
 """Notes the rounds of some requests for people to look at (``show_rounds``).
 
-A few requests at a time, so that a step of a large batch pays for a few. Draft token
-ids are the scheduler's where drafts come back to it; else the worker copies them to the
-host beside the sampled tokens (`DraftedTokens`), for which nobody waits.
+A few requests at a time, so that a step of a large batch pays for a few; and a step
+only keeps what it has at hand, which is made rounds of several steps later: code that
+has just run runs faster than after a pass of the target. Draft token ids are the
+scheduler's where drafts come back to it; else the worker copies them to the host beside
+the sampled tokens (`DraftedTokens`), for which nobody waits.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from vllm_mtp.integration.scheduler.messages import WorkerReport
 from vllm_mtp.page.rounds import MAX_PROMPT_TOKENS, MAX_ROUNDS, Round
 from vllm_mtp.request_options import is_recorded
 
 MAX_AT_ONCE = 4
-"""Requests that are noted at a time: a round takes about a microsecond, and a step of a
-large batch on a fast GPU 5 ms."""
+"""Requests that are noted at a time."""
+_STEPS_AT_ONCE = 16
 
 _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 """vLLM makes names of requests unique."""
@@ -26,19 +28,14 @@ class _Noted:
 
     def __init__(self, number: int, request: Any) -> None:
         self.number, self.request = number, request
-        self.num_tokens = request.num_output_tokens
         self.rounds: list[Round] = []
         self.num_rounds = self.num_left_out = 0
         self.is_announced = self.has_ended = False
 
     def add(self, found: Round) -> None:
-        """A round, if the request has taken any of its tokens."""
-        num_committed = self.request.num_output_tokens - self.num_tokens
-        if not num_committed:
-            return
-        self.num_tokens += num_committed
+        """Its next round."""
         if self.num_rounds < MAX_ROUNDS:
-            self.rounds.append(found._replace(num_committed=num_committed))
+            self.rounds.append(found)
             self.num_rounds += 1
         else:
             self.num_left_out += 1
@@ -63,6 +60,35 @@ class _Noted:
         return change
 
 
+class _Verified(NamedTuple):
+    """What a step has at hand of a request."""
+
+    noted: _Noted
+    num_tokens_before: int
+    """Of its output."""
+    token_ids: list[int]
+    """Sampled."""
+    draft: Sequence[int]
+    """Scheduled; ids or placeholders."""
+    place: int
+    """In the step's output."""
+    num_forbidden: int
+    report: WorkerReport
+
+    def round(self, num_committed: int) -> Round:
+        """What became of it."""
+        number = len(self.draft) - self.num_forbidden
+        choice = self.report.choices.get(self.noted.request.request_id)
+        if choice is not None:
+            number = min(number, choice.num_verified)
+        if self.report.drafted is None:
+            draft = list(self.draft[:number])
+        else:
+            draft = self.report.drafted.of(self.place, number)
+        num_accepted = len(self.token_ids) - 1
+        return Round(draft, num_accepted, int(self.token_ids[-1]), num_committed)
+
+
 class RoundNotes:
     """Of one scheduler."""
 
@@ -71,8 +97,8 @@ class RoundNotes:
         self._noted: dict[str, _Noted] = {}
         self._ended: list[_Noted] = []
         self._num_requests = 0
-        self._step: list[tuple[_Noted, Round]] = []
-        """Of the output that is being taken up."""
+        self._verified: list[_Verified] = []
+        """Of the last steps; not made rounds of yet."""
 
     def begin(self, request: Any) -> None:
         """Note this request, if it does not refuse and few others are.
@@ -93,32 +119,44 @@ class RoundNotes:
         self, scheduler_output: Any, output: Any, report: WorkerReport
     ) -> None:
         """A step's output is here; vLLM has not taken it up and shortened it yet."""
-        if not self._noted or not output.sampled_token_ids:
+        sampled = output.sampled_token_ids
+        if not self._noted or not sampled:
             return
+        if len(self._verified) >= _STEPS_AT_ONCE * len(self._noted):
+            self._make_rounds()
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        forbidden = scheduler_output.num_invalid_spec_tokens or {}
+        forbidden = scheduler_output.num_invalid_spec_tokens
         for request_id, noted in self._noted.items():
             place = output.req_id_to_index.get(request_id)
-            tokens = () if place is None else output.sampled_token_ids[place]
-            if not tokens:
-                continue
-            draft = _verified_draft(
-                request_id,
-                drafts.get(request_id, ()),
-                forbidden.get(request_id, 0),
-                report,
-                place,
-            )
-            found = Round(draft, len(tokens) - 1, int(tokens[-1]), 0)
-            self._step.append((noted, found))
+            if place is not None and sampled[place]:
+                found = _Verified(
+                    noted,
+                    noted.request.num_output_tokens,
+                    sampled[place].copy(),
+                    drafts.get(request_id, ()),
+                    place,
+                    forbidden.get(request_id, 0) if forbidden else 0,
+                    report,
+                )
+                self._verified.append(found)
 
-    def updated(self) -> None:
-        """vLLM has taken the output up."""
-        for noted, found in self._step:
+    def _make_rounds(self) -> None:
+        """Of steps whose output vLLM has taken up: as far as it was, it counts."""
+        verified, self._verified = self._verified, []
+        # From the last: a step has committed what there was of the output after it
+        # and not before it.
+        num_tokens = {
+            each.noted.number: each.noted.request.num_output_tokens for each in verified
+        }
+        rounds = []
+        for each in reversed(verified):
+            number = each.noted.number
+            num_committed = num_tokens[number] - each.num_tokens_before
+            num_tokens[number] = each.num_tokens_before
+            if num_committed > 0:
+                rounds.append((each.noted, each.round(num_committed)))
+        for noted, found in reversed(rounds):
             noted.add(found)
-            if noted.request.is_finished():
-                self.end(noted.request.request_id)
-        self._step.clear()
 
     def end(self, request_id: str) -> None:
         """A request is gone."""
@@ -129,6 +167,10 @@ class RoundNotes:
 
     def take(self) -> list[dict[str, Any]]:
         """Changes since the last ones (``page/rounds.py``)."""
+        self._make_rounds()
+        for request_id, noted in list(self._noted.items()):
+            if noted.request.is_finished():
+                self.end(request_id)
         new = [each for each in self._noted.values() if each.rounds]
         changes = [each.take() for each in sorted(self._ended + new, key=_number)]
         self._ended.clear()
@@ -137,20 +179,3 @@ class RoundNotes:
 
 def _number(noted: _Noted) -> int:
     return noted.number
-
-
-def _verified_draft(
-    request_id: str,
-    scheduled: Sequence[int],
-    num_forbidden: int,
-    report: WorkerReport,
-    place: int,
-) -> list[int]:
-    """Draft tokens that were verified, those that a grammar forbade left out."""
-    number = len(scheduled) - num_forbidden
-    choices: Mapping[str, Any] = report.choices
-    if request_id in choices:
-        number = min(number, choices[request_id].num_verified)
-    if report.drafted is not None:
-        return report.drafted.of(place, number)
-    return list(scheduled[:number])

@@ -94,7 +94,6 @@ def drafted_tokens(metadata: Any) -> DraftedTokens:
     Args:
         metadata: vLLM's ``SpecDecodeMetadata``.
     """
-    num_drafts = np.array(metadata.num_draft_tokens)
     # Here before vLLM's copy of the tokens, for which the host waits anyhow.
-    token_ids = metadata.draft_token_ids.to("cpu", non_blocking=True, copy=True)
-    return DraftedTokens(np.zeros_like(num_drafts), num_drafts, token_ids.numpy())
+    token_ids = metadata.draft_token_ids.to("cpu", non_blocking=True)
+    return DraftedTokens(metadata.num_draft_tokens, token_ids.numpy())

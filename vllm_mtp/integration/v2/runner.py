@@ -150,9 +150,9 @@ def drafted_tokens(batch: InputBatch, verified: VerifiedDrafts | None) -> Drafte
     """
     scheduled = batch.num_draft_tokens_per_req
     return DraftedTokens(
-        batch.num_scheduled_tokens - scheduled,
         scheduled if verified is None else verified.counts[0],
         async_copy_to_np(batch.input_ids[: batch.num_tokens]),
+        batch.num_scheduled_tokens - scheduled,
     )
 
 
