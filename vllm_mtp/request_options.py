@@ -15,7 +15,7 @@ greedy, in distribution when sampled. A sampled request with a ``seed`` is not d
 for unless it fixes k, so that the same seed gives the same text again.
 
 ``record`` (``mtp_plus_record``): 0 keeps its tokens and hidden states from being
-recorded, be it to adapt the MTP layers or to a folder.
+recorded, be it to adapt the MTP layers, to a folder or to be shown.
 """
 
 from collections.abc import Mapping

@@ -43,7 +43,10 @@ class Browser:
     def __init__(self, address: str) -> None:
         from websockets.sync.client import connect
 
-        self._socket = connect(address, max_size=2**26, proxy=None)
+        # It has better to do on a crowded machine than to answer pings.
+        self._socket = connect(
+            address, max_size=2**26, proxy=None, ping_interval=None, max_queue=None
+        )
         self._numbers = itertools.count(1)
         self.requested: list[str] = []
         """Addresses that it asked for."""

@@ -136,7 +136,8 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             # Here before vLLM's copy of the tokens, for which the host waits anyhow.
             choice = async_copy_to_np(self.adaptive_verification.choice(input_batch))
             self._verified = VerifiedDrafts(input_batch.req_ids, choice)
-        if self.sends_drafts and input_batch.num_draft_tokens:
+        is_whole = self.batch_sharder is None and self.pcp_manager is None
+        if self.sends_drafts and is_whole and input_batch.num_draft_tokens:
             self._drafted = drafted_tokens(input_batch, self._verified)
         return result
 

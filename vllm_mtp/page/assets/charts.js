@@ -27,7 +27,8 @@ class Chart {
   constructor(id, x, series, yValues, yRange) {
     this.place = document.getElementById(id);
     const bars = series.some((each) => each.bars);
-    const options = {
+    this.data = [[], ...series.map(() => [])];
+    this.options = {
       width: this.width, height: CHART_HEIGHT,
       cursor: { show: false }, legend: { show: series.length > 1, live: false },
       scales: {
@@ -38,10 +39,16 @@ class Chart {
       axes: [axis(x === "time" ? clock : whole), axis(yValues, 56)],
       series: [{}, ...series.map(Chart.series)],
     };
-    this.plot = new uPlot(options, [[], ...series.map(() => [])], this.place);
+    this.build();
     new ResizeObserver(() => this.plot.setSize(
       { width: this.width, height: CHART_HEIGHT })).observe(this.place);
     allCharts.push(this);
+  }
+
+  // Anew, too, when colours have changed: a legend keeps those that it began with.
+  build() {
+    this.plot?.destroy();
+    this.plot = new uPlot({ ...this.options, width: this.width }, this.data, this.place);
   }
 
   get width() { return Math.max(this.place.clientWidth, 120); }
@@ -56,11 +63,14 @@ class Chart {
     return line;
   }
 
-  draw(...columns) { this.plot.setData(columns); }
+  draw(...columns) {
+    this.data = columns;
+    this.plot.setData(columns);
+  }
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  for (const each of allCharts) each.plot.redraw(false, true);
+  for (const each of allCharts) each.build();
 });
 
 class LiveCharts {

@@ -99,7 +99,7 @@ function labelOf(request) {
 class FilePage extends Page {
   start(data) {
     this.requests = data.requests;
-    $("status").textContent = `${data.model}, ${data.requests.length} request(s)`;
+    $("status").textContent = data.model;
     this.list(data.requests.map((each, i) => [String(i), labelOf(each)]));
   }
 
