@@ -230,7 +230,7 @@ class MTPPlusConfig(BaseModel):
     show_rounds: int = Field(
         default=0,
         ge=0,
-        le=256,
+        le=64,
         description=(
             "Keep prompt, draft tokens and output of so many recent requests, up to 4 "
             "of those that run at the same time, for the page `/mtp_plus` to show. In "

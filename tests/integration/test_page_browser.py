@@ -129,7 +129,7 @@ def test_keys_step_through_rounds_and_each_is_drawn_as_it_was(opened: Browser) -
     assert text_of(opened, "said").startswith(f"Round {len(ROUNDS) - 1} of ")
     opened.press("Home")
     assert text_of(opened, "said").startswith("Round 1 of ")
-    assert text_of(opened, "slow-caption") == "Autoregressive: 1 pass, 1 tokens"
+    assert text_of(opened, "slow-caption") == "Autoregressive: 1 pass, 1 token"
     accepted = sum(each[1] for each in ROUNDS)
     drafted = sum(len(each[0]) for each in ROUNDS)
     assert f"{drafted} draft tokens, {accepted} accepted" in text_of(opened, "sums")

@@ -60,6 +60,13 @@ def test_data_needs_the_servers_key_and_the_page_has_none(
     assert page.headers["content-security-policy"] == "frame-ancestors 'none'"
 
 
+@pytest.mark.parametrize("path", [ROUNDS_PATH, f"{ROUNDS_PATH}/0-2"])
+def test_pages_of_other_sites_get_no_data(engine: FakeEngine, path: str) -> None:
+    answer = client_of(engine).get(path, headers={"Origin": "https://example.com"})
+    assert answer.status_code == 403
+    assert set(answer.json()) == {"detail"}
+
+
 def test_recent_requests_are_listed_newest_first_without_their_texts(
     engine: FakeEngine,
 ) -> None:

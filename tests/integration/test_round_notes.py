@@ -70,7 +70,7 @@ def shown(*batches: Any, max_requests: int = 8) -> list[Any]:
 
 
 def test_a_round_has_its_draft_and_the_token_after_the_accepted_ones() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     step(notes, request, [], [10])
     step(notes, request, [11, 12, 13], [11, 12, 99])
@@ -90,7 +90,7 @@ def test_a_round_has_its_draft_and_the_token_after_the_accepted_ones() -> None:
 
 
 def test_what_lies_beyond_the_end_is_counted_and_not_committed() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     request.has_finished = True
     step(notes, request, [11, 12, 13], [11, 12, 13, 14], num_taken=2)
@@ -101,14 +101,14 @@ def test_what_lies_beyond_the_end_is_counted_and_not_committed() -> None:
 
 
 def test_output_that_vllm_drops_is_no_round() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     step(notes, request, [11], [11, 12], num_taken=0)
     assert notes.take() == []
 
 
 def test_tokens_that_were_forbidden_or_left_out_are_not_verified() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     step(notes, request, [11, 12, 13], [11, 9], num_forbidden=1)
     report = WorkerReport(choices={REQUEST: Choice(1, 0)})
@@ -126,7 +126,7 @@ def test_drafts_that_stay_on_the_worker_are_found_in_its_rows(place: int) -> Non
 
 
 def test_the_workers_ids_take_the_place_of_placeholders() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     drafted = DraftedTokens([2], np.array([7, 8]))
     step(notes, request, [-1, -1], [7, 9], report=WorkerReport(drafted=drafted))
@@ -136,7 +136,7 @@ def test_the_workers_ids_take_the_place_of_placeholders() -> None:
 
 
 def test_a_few_requests_are_noted_at_a_time_and_none_that_refuses() -> None:
-    notes = RoundNotes()
+    notes = RoundNotes(8)
     requests = [Request(f"r{i}") for i in range(MAX_AT_ONCE + 1)]
     for request in (Request("no", mtp_plus_record=0), *requests):
         notes.begin(request)
@@ -154,13 +154,42 @@ def test_a_few_requests_are_noted_at_a_time_and_none_that_refuses() -> None:
     ]
 
 
+def test_a_request_may_end_while_anothers_output_is_next() -> None:
+    """A session's turn ends within a step, whose output others have not had yet."""
+    notes, first, second = RoundNotes(8), Request("first"), Request("second")
+    for request in (first, second):
+        notes.begin(request)
+    scheduled = SimpleNamespace(
+        scheduled_spec_decode_tokens={}, num_invalid_spec_tokens=None
+    )
+    output = SimpleNamespace(
+        req_id_to_index={"first": 0, "second": 1}, sampled_token_ids=[[1], [2]]
+    )
+    notes.verified(scheduled, output, NOTHING)
+    first.num_output_tokens += 1
+    notes.end("first")
+    first.num_output_tokens = 0  # the next turn
+    second.num_output_tokens += 1
+    found = {each.name: each for each in shown(notes.take())}
+    assert found["first"].rounds == [([], 0, 1, 1)]
+    assert found["first"].has_ended
+    assert found["second"].rounds == [([], 0, 2, 1)]
+
+
 def test_memory_is_bounded_in_rounds_and_in_requests() -> None:
-    notes, request = RoundNotes(), Request(REQUEST)
+    notes, request = RoundNotes(8), Request(REQUEST)
     notes.begin(request)
     for _ in range(MAX_ROUNDS + 3):
         step(notes, request, [], [1])
     (found,) = shown(notes.take())
     assert (len(found.rounds), found.num_left_out) == (MAX_ROUNDS, 3)
+    notes = RoundNotes(3)
+    for i in range(5):
+        request = Request(f"r{i}")
+        notes.begin(request)
+        step(notes, request, [], [i])
+        notes.end(request.request_id)
+    assert [each["name"] for each in notes.take()] == ["r2", "r3", "r4"]
     batches = []
     for i in range(5):
         request = Request(f"r{i}")
@@ -170,7 +199,7 @@ def test_memory_is_bounded_in_rounds_and_in_requests() -> None:
         batches.append(notes.take())
     kept = shown(*batches, max_requests=2)
     assert [each.name for each in kept] == ["r4", "r3"]
-    late = [{"number": 1, "rounds": [], "num_left_out": 0, "has_ended": True}]
+    late = [{"number": 6, "rounds": [], "num_left_out": 0, "has_ended": True}]
     assert len(shown(*batches, late, max_requests=2)) == 2
 
 

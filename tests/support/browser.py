@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ def find_browser() -> str | None:
     if program is None:
         return None
     asked = [program, "--no-sandbox", "--version"]
-    done = subprocess.run(asked, capture_output=True, timeout=TIMEOUT_S)
-    return program if done.returncode == 0 else None
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(asked, capture_output=True, timeout=TIMEOUT_S, check=True)
+        return program
+    return None
 
 
 class Browser:

@@ -8,7 +8,7 @@ without its API key; the page asks for the key and keeps it until it is closed.
 
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse
 
 from vllm_mtp.config import METHOD
@@ -39,8 +39,10 @@ class RoundsPage:
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes; they are functions that FastAPI runs in threads."""
         app.add_api_route(PAGE_PATH, page, response_class=HTMLResponse)
-        app.add_api_route(ROUNDS_PATH, list_requests)
-        app.add_api_route(f"{ROUNDS_PATH}/{{key}}", show_request)
+        checks = [Depends(refuse_other_sites)]
+        app.add_api_route(ROUNDS_PATH, list_requests, dependencies=checks)
+        one = f"{ROUNDS_PATH}/{{key}}"
+        app.add_api_route(one, show_request, dependencies=checks)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Remember whom to ask."""
@@ -50,6 +52,19 @@ class RoundsPage:
 def page() -> HTMLResponse:
     """The page, without any data."""
     return HTMLResponse(document(), headers=_HEADERS)
+
+
+def refuse_other_sites(request: Request) -> None:
+    """What others asked the server is not for pages of other sites to read.
+
+    vLLM's server lets pages of any origin read its answers, unless told otherwise. A
+    browser names the origin of such a page, and none for the server's own.
+
+    Raises:
+        HTTPException: 403, another site's page asks.
+    """
+    if "origin" in request.headers:
+        raise HTTPException(403, "rounds are for the server's own page")
 
 
 def list_requests(request: Request) -> dict[str, Any]:

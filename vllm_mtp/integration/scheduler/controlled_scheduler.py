@@ -27,8 +27,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.integration.load.compat import check_attributes
-from vllm_mtp.integration.load.settings import settings_of
-from vllm_mtp.integration.observe.step_metrics import ROUNDS_KEY, STATS_KEY, StepMetrics
+from vllm_mtp.integration.observe.step_metrics import STATS_KEY, StepMetrics
 from vllm_mtp.integration.scheduler.batch import Batch, batch_of
 from vllm_mtp.integration.scheduler.controllers import (
     controller_of,
@@ -45,7 +44,6 @@ from vllm_mtp.integration.scheduler.pending_counts import (
     PendingCounts,
 )
 from vllm_mtp.integration.scheduler.request_traits import TraitsOfRequests
-from vllm_mtp.integration.scheduler.rounds import RoundNotes
 from vllm_mtp.integration.scheduler.step_records import (
     StepRecord,
     StepRecords,
@@ -115,8 +113,6 @@ class ControlledScheduler(Scheduler):
             if self.log_stats
             else None
         )
-        shows_rounds = settings_of(self.vllm_config).show_rounds
-        self.rounds = RoundNotes() if shows_rounds and self.log_stats else None
 
     # -- a step is scheduled ------------------------------------------------------
 
@@ -247,9 +243,6 @@ class ControlledScheduler(Scheduler):
             scheduler_output.scheduled_spec_decode_tokens,
         )
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
-        if self.rounds is not None:
-            report = report_of(model_runner_output)
-            self.rounds.verified(scheduler_output, model_runner_output, report)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._records.updated(record)
         self._deliver_if_idle()
@@ -357,8 +350,6 @@ class ControlledScheduler(Scheduler):
         if counts is not None:
             of_plugins = stats.kv_connector_stats or {}
             stats.kv_connector_stats = {**of_plugins, STATS_KEY: counts}
-            if self.rounds is not None:
-                stats.kv_connector_stats[ROUNDS_KEY] = self.rounds.take()
         return stats
 
     # -- requests come and go -----------------------------------------------------
@@ -368,8 +359,6 @@ class ControlledScheduler(Scheduler):
         if request.request_id in self.requests:
             # Before its first step, so that slots for its drafts are reserved then.
             self._traits.of(request)
-            if self.rounds is not None:
-                self.rounds.begin(request)
 
     def _update_request_as_session(self, session: Any, update: Any) -> None:
         """The next input of a streaming session: as good as another request.
@@ -397,8 +386,6 @@ class ControlledScheduler(Scheduler):
     def _forget_options(self, request_id: str) -> None:
         """What was worked out from a request's parameters, and decided with it."""
         self._draft_lengths.pop(request_id, None)
-        if self.rounds is not None:
-            self.rounds.end(request_id)
         traits = self._traits.forget(request_id)
         if self.metrics is not None and traits is not None:
             self.metrics.ended(request_id, traits.is_greedy)

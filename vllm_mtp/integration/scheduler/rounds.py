@@ -8,6 +8,7 @@ the sampled tokens (`DraftedTokens`), for which nobody waits.
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,13 +93,17 @@ class _Verified(NamedTuple):
 class RoundNotes:
     """Of one scheduler."""
 
-    def __init__(self) -> None:
-        """Nothing is noted."""
+    def __init__(self, max_requests: int) -> None:
+        """Nothing is noted.
+
+        Args:
+            max_requests: That the front end keeps.
+        """
         self._noted: dict[str, _Noted] = {}
-        self._ended: list[_Noted] = []
+        self._ended: deque[_Noted] = deque(maxlen=max_requests)
         self._num_requests = 0
-        self._verified: list[_Verified] = []
-        """Of the last steps; not made rounds of yet."""
+        self._verified: list[Any] = []
+        """Fields of `_Verified`, of the last steps; not made rounds of yet."""
 
     def begin(self, request: Any) -> None:
         """Note this request, if it does not refuse and few others are.
@@ -129,7 +134,7 @@ class RoundNotes:
         for request_id, noted in self._noted.items():
             place = output.req_id_to_index.get(request_id)
             if place is not None and sampled[place]:
-                found = _Verified(
+                found = (
                     noted,
                     noted.request.num_output_tokens,
                     sampled[place].copy(),
@@ -140,28 +145,34 @@ class RoundNotes:
                 )
                 self._verified.append(found)
 
-    def _make_rounds(self) -> None:
-        """Of steps whose output vLLM has taken up: as far as it was, it counts."""
-        verified, self._verified = self._verified, []
+    def _make_rounds(self, only: _Noted | None = None) -> None:
+        """Of steps whose output vLLM has taken up: as far as it was, it counts.
+
+        Args:
+            only: One whose output it has taken up, where others' may be next.
+        """
+        waiting = list(map(_Verified._make, self._verified))
+        self._verified = [e for e in waiting if only is not None and e.noted != only]
+        rounds = []
         # From the last: a step has committed what there was of the output after it
         # and not before it.
-        num_tokens = {
-            each.noted.number: each.noted.request.num_output_tokens for each in verified
-        }
-        rounds = []
-        for each in reversed(verified):
-            number = each.noted.number
-            num_committed = num_tokens[number] - each.num_tokens_before
-            num_tokens[number] = each.num_tokens_before
-            if num_committed > 0:
-                rounds.append((each.noted, each.round(num_committed)))
+        num_tokens: dict[int, int] = {}
+        for each in reversed(waiting):
+            if only is not None and each.noted != only:
+                continue
+            noted, before = each.noted, each.num_tokens_before
+            after = num_tokens.get(noted.number, noted.request.num_output_tokens)
+            num_tokens[noted.number] = before
+            if after > before:
+                rounds.append((noted, each.round(after - before)))
         for noted, found in reversed(rounds):
             noted.add(found)
 
     def end(self, request_id: str) -> None:
-        """A request is gone."""
+        """A request is gone, or will be another one."""
         noted = self._noted.pop(request_id, None)
         if noted is not None:
+            self._make_rounds(noted)
             noted.has_ended = True
             self._ended.append(noted)
 
@@ -172,7 +183,8 @@ class RoundNotes:
             if noted.request.is_finished():
                 self.end(request_id)
         new = [each for each in self._noted.values() if each.rounds]
-        changes = [each.take() for each in sorted(self._ended + new, key=_number)]
+        changed = sorted([*self._ended, *new], key=_number)
+        changes = [each.take() for each in changed]
         self._ended.clear()
         return changes
 

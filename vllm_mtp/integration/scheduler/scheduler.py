@@ -6,7 +6,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from vllm_mtp.integration.scheduler.controlled_scheduler import ControlledScheduler
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.scheduler.messages import (
     ScoredDraftTokenIds,
@@ -14,12 +13,13 @@ from vllm_mtp.integration.scheduler.messages import (
     report_of,
     warn_lost,
 )
+from vllm_mtp.integration.scheduler.noting_scheduler import NotingScheduler
 from vllm_mtp.integration.scheduler.step_records import StepRecord
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts
 from vllm_mtp.records import RequestOutcome
 
 
-class MTPPlusScheduler(ControlledScheduler):
+class MTPPlusScheduler(NotingScheduler):
     """Sync scheduling: drafts come back to the scheduler between two steps.
 
     Under a stop rule the worker has the last word on depth and draft lengths.
@@ -103,7 +103,7 @@ class MTPPlusScheduler(ControlledScheduler):
         self._shadow_drafts.clear()
 
 
-class MTPPlusAsyncScheduler(ControlledScheduler, AsyncScheduler):
+class MTPPlusAsyncScheduler(NotingScheduler, AsyncScheduler):
     """Async scheduling: the scheduler only counts drafts, the worker keeps them."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:

@@ -13,6 +13,10 @@ function visible(text) {
   return text === "" ? "\u00b7" : text.replaceAll("\n", "\u23ce").replaceAll(" ", "\u2423");
 }
 
+function numbered(number, one, many) {
+  return `${number} ${number === 1 ? one : many}`;
+}
+
 function kindOf(round) {
   if (!round.draft.length) return "plain";
   return round.num_accepted === round.draft.length ? "bonus" : "recovered";
@@ -109,11 +113,11 @@ class Viewer {
     this.fill("fast", all, before.length);
     this.fill("slow", all.slice(0, numPasses).map((each) => ({ ...each, kind: "plain" })),
       numPasses - 1);
-    const passes = numPasses === 1 ? "1 pass" : `${numPasses} passes`;
-    this.parts["slow-caption"].textContent = `Autoregressive: ${passes}, ` +
-      `${Math.min(numPasses, all.length)} tokens`;
-    this.parts["fast-caption"].textContent = `Speculative: ${passes}, ` +
-      `${all.length} tokens`;
+    const passes = numbered(numPasses, "pass", "passes");
+    const tokens = (number) => numbered(number, "token", "tokens");
+    this.parts["slow-caption"].textContent =
+      `Autoregressive: ${passes}, ${tokens(Math.min(numPasses, all.length))}`;
+    this.parts["fast-caption"].textContent = `Speculative: ${passes}, ${tokens(all.length)}`;
   }
 
   fill(id, tokens, firstNew) {
