@@ -37,6 +37,11 @@ class Family:
     trunk: str = "model."
     """Prefix of the trunk's names."""
 
+    @property
+    def has_layers_apart(self) -> bool:
+        """Several layers share no weight."""
+        return "{" in self.prefix
+
 
 _DEEPSEEK = Family(
     "deepseek_v3",
