@@ -66,9 +66,7 @@ def train(
     run.mkdir(parents=True, exist_ok=True)
     start_s = perf_counter()
     with on_ranks(options.device) as ranks:
-        whole = source.drafter(
-            plan.checkpoints_activations, num_layers=plan.mtp_layers
-        )
+        whole = source.drafter(plan.checkpoints_activations, num_layers=plan.mtp_layers)
         dtypes = source.dtypes(whole)
         drafter = ranks.shard(whole)
         drafted = _drafted(options, model, folder)
