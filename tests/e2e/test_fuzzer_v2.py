@@ -20,7 +20,7 @@ from vllm_mtp.tools.fuzz_requests import KINDS, SESSION
 
 ROOT = Path(__file__).parents[2]
 AXES = ("async", "small cache")
-NUM_REQUESTS = 40
+NUM_REQUESTS = 24
 
 
 @pytest.fixture(scope="module")
