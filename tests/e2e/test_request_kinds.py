@@ -26,7 +26,7 @@ ENGINES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "v2": {
         "plain": {},
-        # As users run it; the fuzzer's small cache is scheduled in step.
+        # As users run it.
         "random K": {"speculative_config": RANDOM, "async_scheduling": True},
     },
 }
