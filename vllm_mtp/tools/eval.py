@@ -34,7 +34,12 @@ from vllm_mtp.tools.eval_backends import (
 from vllm_mtp.tools.eval_file import EvalFile, PromptRecord, record_of
 from vllm_mtp.tools.eval_journal import EvalJournal
 from vllm_mtp.tools.eval_report import print_eval
-from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
+from vllm_mtp.tools.option_checks import (
+    check_output,
+    check_verifies,
+    refuse,
+    resolve_model,
+)
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
 from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
@@ -93,6 +98,7 @@ class EvalOptions(Options):
             raise ConfigError("ray: a server has engines of its own; name one of both")
         if self.ray is not None:
             require_ray()
+        check_verifies(self.speculative_config)
         check_output(self.output)
         if self.output.exists():
             raise ConfigError(f"output: {self.output} exists already; name another")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.metrics.stats import SYNTHETIC_ACCEPTANCE
 from vllm_mtp.tools.checked_file import read_checked
 from vllm_mtp.tools.prompts import Prompt
 
@@ -95,12 +96,17 @@ def record_of(
         seconds: From the request to its end.
 
     Raises:
-        ConfigError: The metrics are missing or do not say enough.
+        ConfigError: The metrics are missing, made up, or do not say enough.
     """
     if metrics is None:
         raise ConfigError(
             "server: its responses do not say what became of their drafts; serve with "
             f"method mtp_plus, or with {METRICS_FLAG} summary"
+        )
+    if metrics.get(SYNTHETIC_ACCEPTANCE):
+        raise ConfigError(
+            "server: it accepts drafts by chance, which says nothing about them; serve "
+            "without rejection_sample_method 'synthetic'"
         )
     if metrics.get("per_step_drafted") is not None:
         steps = list(

@@ -28,7 +28,7 @@ def _arrived(options: Mapping[str, Any]) -> Carried:
     # Imported here: the front end's modules read settings.
     from vllm_mtp.integration.load import front_end
 
-    front_end.install()
+    front_end.install(parse_own_options(options))
     return Carried(options)
 
 
