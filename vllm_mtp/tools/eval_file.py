@@ -4,6 +4,7 @@ Counts are kept for every prompt, so that two files can be paired by prompt.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,30 @@ def read_eval_file(path: Path) -> EvalFile:
         ConfigError: It cannot be read, is no evaluation, or contradicts itself.
     """
     return read_checked(path, EvalFile, "evaluation")
+
+
+def merged(records: Sequence[PromptRecord]) -> PromptRecord:
+    """Counts of all turns of a conversation.
+
+    Args:
+        records: Of the same prompt, at least one.
+    """
+    first = records[0]
+
+    def summed(field: str) -> tuple[int, ...]:
+        columns = zip_longest(*(getattr(each, field) for each in records), fillvalue=0)
+        return tuple(map(sum, columns))
+
+    return PromptRecord(
+        id=first.id,
+        category=first.category,
+        num_tokens=sum(each.num_tokens for each in records),
+        num_drafts=sum(each.num_drafts for each in records),
+        num_draft_tokens=sum(each.num_draft_tokens for each in records),
+        tested=summed("tested"),
+        accepted=summed("accepted"),
+        seconds=sum(each.seconds for each in records),
+    )
 
 
 METRICS_FLAG = "--per-request-spec-decode-metrics"
