@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.engine_jobs import V1, V2
 from tests.support.fork_server import ForkServer
+from tests.support.synthetic_kernels import LENGTHS, TEMPERATURES
 
 OBEY = "tests.support.synthetic_runs:run"
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
@@ -53,6 +54,23 @@ def test_v2_reaches_the_length_that_was_asked_for(tmp_path: Path) -> None:
     (found,) = run(V2, tmp_path, 40, SYNTHETIC | LENGTH)
     check_its_length(found)
     check_it_is_said(found, is_synthetic=True)
+
+
+def test_v1_accepts_on_a_cpu_what_vllms_kernels_accept(tmp_path: Path) -> None:
+    """Under Triton's interpreter, with the same random numbers."""
+    result = tmp_path / "result.json"
+    obey = "tests.support.synthetic_kernels:compare"
+    V2.run(obey, {"result": str(result)}, tmp_path / "log", timeout_s=300)
+    batches = json.loads(result.read_text())
+    assert {batch["kind"] for batch in batches} == set(TEMPERATURES)
+    for batch in batches:
+        assert batch["ours"] == batch["theirs"], batch["kind"]
+    lengths = {
+        (drafted, sum(token >= 0 for token in tokens) - 1)
+        for batch in batches
+        for drafted, tokens in zip(LENGTHS, batch["ours"], strict=True)
+    }
+    assert lengths >= {(0, 0), (1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (3, 3)}
 
 
 @pytest.fixture(scope="module")
