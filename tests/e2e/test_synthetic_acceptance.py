@@ -110,7 +110,10 @@ def test_others_are_said_to_be_the_targets(v1: list[dict[str, Any]]) -> None:
     check_it_is_said(v1[2], is_synthetic=False)
 
 
-def test_a_draft_is_not_ended_by_confidence_that_is_worth_nothing(
+def test_drafts_are_not_judged_by_what_does_not_count(
     v1: list[dict[str, Any]],
 ) -> None:
     assert [found["stops_early"] for found in v1] == [False, False, True]
+    shadow_drafts = [found["num_shadow_drafts"] for found in v1]
+    assert shadow_drafts[:2] == [0, 0]
+    assert shadow_drafts[2] > 0

@@ -29,13 +29,14 @@ def _run(spec: dict[str, Any], max_tokens: int) -> dict[str, Any]:
     from prometheus_client import REGISTRY
 
     from tests.support.engines import engine
-    from tests.support.watch import scheduler_of
+    from tests.support.watch import record_outcomes, scheduler_of
 
     spec = {"method": "mtp_plus", "num_speculative_tokens": K_MAX} | spec
     with (
         _logged() as lines,
         engine(BUNDLED_CHECKPOINT, speculative_config=spec, **ARGUMENTS) as llm,
     ):
+        recorder = record_outcomes(llm)
         found = {
             name: _drafts(llm, temperature, max_tokens)
             for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
@@ -43,8 +44,11 @@ def _run(spec: dict[str, Any], max_tokens: int) -> dict[str, Any]:
         llm.llm_engine.do_log_stats()
         labels = {"model_name": str(BUNDLED_CHECKPOINT), "engine": "0"}
         gauge = REGISTRY.get_sample_value("vllm_mtp:synthetic_acceptance", labels)
-        stops_early = scheduler_of(llm)._stops_early
-    return found | {"gauge": gauge, "log": lines, "stops_early": stops_early}
+        judges = {
+            "stops_early": scheduler_of(llm)._stops_early,
+            "num_shadow_drafts": sum(len(o.shadow_drafts) for o in recorder.outcomes),
+        }
+    return found | judges | {"gauge": gauge, "log": lines}
 
 
 @contextmanager

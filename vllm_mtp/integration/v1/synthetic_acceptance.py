@@ -1,7 +1,7 @@
 """Model Runner V1 on a CPU: draft tokens accepted by chance, for benchmarks.
 
-vLLM's kernels for GPUs can do it and its kernels for CPUs cannot (0.32 and 0.33). What
-a request gets after its accepted draft tokens is vLLM's all the same.
+vLLM's kernels for GPUs can do it and its kernels for CPUs cannot (0.32). What a request
+gets after its accepted draft tokens is vLLM's all the same.
 """
 
 from typing import Any
