@@ -35,7 +35,7 @@ def _arrived(options: Mapping[str, Any], sent_by: str) -> Carried:
     # Imported here: the front end's modules read settings.
     from vllm_mtp.integration.load import front_end
 
-    front_end.install()
+    front_end.install(parse_own_options(options))
     return Carried(options)
 
 
