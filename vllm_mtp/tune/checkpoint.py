@@ -134,10 +134,10 @@ class Checkpoint:
         if not own:
             raise ConfigError(f"model: {str(self.folder)!r} has no MTP layers")
         wanted = own if num_layers is None else num_layers
-        if wanted < own or (wanted > own and not self.family.has_layers_apart):
+        if wanted < own or (wanted > own and not self.family.runs_several):
             raise ConfigError(
                 f"mtp_layers={wanted} is not allowed: {str(self.folder)!r} has {own}"
-                + (", and its family's layers share weights" if wanted > own else "")
+                + (", and vLLM runs no more of its family" if wanted > own else "")
             )
         layers = [
             MTPLayer(self.family, self.text_config, index).float()
