@@ -4,18 +4,21 @@ Two engines with the same head answer the same requests, round by round and in
 alternating order; one of them adapts. Python is served first, then English prose, then
 Python again. The trainer stands still while it is the other engine's turn. In every
 fourth round requests are not drafted for, so that the times of the two differ by what
-adapting costs.
+adapting costs; in every eighth the trainer stands still all the time, which leaves what
+the server itself does for it.
 
 Prose is what the installed packages say of themselves: descriptions and licences.
 
 Result (JSON)::
 
     rounds[].domain, .num_tokens (served before it), .is_plain (nothing is drafted),
+            .is_trained (the trainer runs while the adapting engine does),
             .head (number, of the adapting engine), .seconds.<engine>,
             .lengths.<engine>: acceptance length at K = 1, 2, ...
     gain.<domain>: length of adapting / frozen at K = 1, 2, ..., over the
             rounds of the last quarter of the domain
     cost: seconds of adapting / frozen in plain rounds after the first tokens
+    cost_of_serving: the same where the trainer stands still
     num_equal: answers of greedy requests that were the same, num_greedy
 """
 
@@ -53,7 +56,7 @@ from vllm_mtp.tune.adapting import State, read_state
 FROZEN, ADAPTING = "frozen", "adapting"
 ENGINES = (FROZEN, ADAPTING)
 CODE, PROSE, CODE_AGAIN = "code", "prose", "code again"
-PLAIN_EVERY = 4
+PLAIN_EVERY, UNTRAINED_EVERY = 4, 8
 MIN_CHARACTERS, MAX_CHARACTERS = 160, 400
 LETTERS = 0.93
 """Of a paragraph, letters and spaces: others are tables and code."""
@@ -127,14 +130,16 @@ class AdaptingBench(Measurement):
         number: int,
     ) -> dict[str, Any]:
         is_plain = number % PLAIN_EVERY == PLAIN_EVERY - 1
+        is_trained = number % UNTRAINED_EVERY != UNTRAINED_EVERY - 1
         chosen = list(islice(prompts[domain], self.round_requests))
         requests = [
             {"prompt": prompt, "sampling": self._sampling(is_plain, place == 0)}
             for place, prompt in enumerate(chosen)
         ]
         found, seconds = {}, {}
-        for name in ENGINES if number % 2 else ENGINES[::-1]:
-            with _trainer_waits(name == FROZEN):
+        turn = number // UNTRAINED_EVERY if is_plain else number
+        for name in ENGINES if turn % 2 else ENGINES[::-1]:
+            with _trainer_waits(name == FROZEN or not is_trained):
                 start_s = time.perf_counter()
                 found[name] = engines[name].ask("generate", requests=requests)
                 seconds[name] = time.perf_counter() - start_s
@@ -142,6 +147,7 @@ class AdaptingBench(Measurement):
         return {
             "domain": domain,
             "is_plain": is_plain,
+            "is_trained": is_trained,
             "served": sum(map(len, chosen)) + len(chosen) * self.request_tokens,
             "head": _state().served,
             "is_equal": first[0] == first[1],
@@ -165,15 +171,20 @@ class AdaptingBench(Measurement):
                 table.add_row(domain, k, _said(gain))
         console.print(table)
         console.print(
-            f"time of rounds without drafts: {_said(result['cost'])}; greedy answers "
-            f"that are equal: {result['num_equal']} of {result['num_greedy']}"
+            f"time of rounds without drafts: {_said(result['cost'])}, "
+            f"{_said(result.get('cost_of_serving'))} where the trainer waits; greedy "
+            f"answers that are equal: {result['num_equal']} of {result['num_greedy']}"
         )
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """See the top of this file."""
     plain = [each for each in rounds if each["is_plain"] and each["num_tokens"]]
-    ratios = [each["seconds"][ADAPTING] / each["seconds"][FROZEN] for each in plain]
+    costs = {}
+    for name, is_trained in (("cost", True), ("cost_of_serving", False)):
+        of_it = [each["seconds"] for each in plain if each["is_trained"] == is_trained]
+        ratios = [seconds[ADAPTING] / seconds[FROZEN] for seconds in of_it]
+        costs[name] = Spread.of(ratios).as_json() if ratios else None
     gains = {}
     for domain in dict.fromkeys(each["domain"] for each in rounds):
         of_it = [r for r in rounds if r["domain"] == domain and not r["is_plain"]]
@@ -186,7 +197,7 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     greedy = [each["is_equal"] for each in rounds]
     return {
         "gain": gains,
-        "cost": Spread.of(ratios).as_json(),
+        **costs,
         "num_equal": sum(greedy),
         "num_greedy": len(greedy),
     }
@@ -200,7 +211,9 @@ def _lengths(counted: Mapping[str, Any]) -> list[float]:
     return [float(each) for each in 1 + kept]
 
 
-def _said(spread: Mapping[str, Any]) -> str:
+def _said(spread: Mapping[str, Any] | None) -> str:
+    if spread is None:
+        return "not measured"
     low, high = spread["quartiles"]
     return f"{spread['median']:.3f} ({low:.3f} .. {high:.3f})"
 

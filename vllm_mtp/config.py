@@ -46,6 +46,9 @@ SGLang publish their best MTP figures at 3.
 AUTO, FULL = "auto", "full"
 """Values of ``draft_vocab`` that are no file."""
 
+SYNTHETIC = "synthetic"
+"""The value of ``rejection_sample_method`` that is no verification."""
+
 
 class ConfigError(ValueError):
     """A mistake of the user's: names the option, its value and what is allowed."""
@@ -124,14 +127,34 @@ class MTPPlusConfig(BaseModel):
             "model is quantized."
         ),
     )
-    rejection_sample_method: Literal["auto", "standard", "block"] = Field(
+    rejection_sample_method: Literal["auto", "standard", "block", "synthetic"] = Field(
         default="auto",
         description=(
             "Verification of sampled requests. `standard` tests draft tokens one by "
             "one, `block` jointly, which keeps at least as many. `auto`: `block` on "
-            "Model Runner V2 and on a CPU, `standard` on V1 with a GPU. vLLM's "
-            "`synthetic` is refused: it is not lossless."
+            "Model Runner V2 and on a CPU, `standard` on V1 with a GPU. `synthetic`: "
+            "none, for benchmarks alone: of all requests as many are accepted as the "
+            "next two options ask for, and the text is not the target's "
+            "([benchmarking.md](benchmarking.md))."
         ),
+    )
+    synthetic_acceptance_rates: list[float] | None = Field(
+        default=None,
+        description=(
+            "With `synthetic`: how often the first draft token, the first two, ... are "
+            "all accepted."
+        ),
+        json_schema_extra={
+            "allowed": "K_max numbers from 0 to 1, none above the one before, or unset"
+        },
+    )
+    synthetic_acceptance_length: float | None = Field(
+        default=None,
+        description=(
+            "With `synthetic`, instead: tokens of a step in the mean if it verifies "
+            "K_max draft tokens, with as little variance as possible."
+        ),
+        json_schema_extra={"allowed": "a number from 1 to K_max + 1 or unset"},
     )
     kv_rollback: Literal["metadata", "scrub"] = Field(
         default="metadata",
@@ -254,7 +277,13 @@ class MTPPlusConfig(BaseModel):
 OWN_KEYS = frozenset(MTPPlusConfig.model_fields)
 
 SHARED_KEYS = frozenset(
-    {"num_speculative_tokens", "draft_sample_method", "rejection_sample_method"}
+    {
+        "num_speculative_tokens",
+        "draft_sample_method",
+        "rejection_sample_method",
+        "synthetic_acceptance_rates",
+        "synthetic_acceptance_length",
+    }
 )
 """Options that are vLLM's too: validated here, then handed on to vLLM."""
 
@@ -265,8 +294,6 @@ REFUSED_KEYS: Mapping[str, str] = {
     "enable_adaptive_verification": (
         "mtp_plus verifies adaptively by itself where that works; remove it"
     ),
-    "synthetic_acceptance_rates": "synthetic acceptance is not lossless; remove it",
-    "synthetic_acceptance_length": "synthetic acceptance is not lossless; remove it",
     "disable_padded_drafter_batch": (
         "mtp_plus rolls rejected slots back in the padded drafter batch; remove it"
     ),
@@ -324,7 +351,7 @@ class SplitOptions(NamedTuple):
             draft_length: resolved upper bound on K.
             num_mtp_layers: MTP layers of the model, >= 1.
         """
-        shared = self.own.model_dump(include=set(SHARED_KEYS))
+        shared = self.own.model_dump(include=set(SHARED_KEYS), exclude_none=True)
         if shared["draft_sample_method"] == AUTO:
             # Drawn drafts are ours; on V2 it is decided when all is known.
             shared["draft_sample_method"] = "greedy"

@@ -27,21 +27,21 @@ def environ() -> Iterator[None]:
 def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> None:
     report = run_http_fuzz(
         HttpFuzzOptions(
-            num_requests=40,
+            num_requests=28,
             seed=7,
             output=tmp_path / "report.json",
         ),
         Console(),
     )
     assert report["is_exact"], report["findings"]
-    assert report["verified"]["accepted"] > 30
+    assert report["verified"]["accepted"] > 20
     assert not any(report["held"].values())
 
 
 def test_a_while_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     report = run_soak(
         SoakOptions(
-            minutes=0.5,
+            minutes=0.25,
             num_clients=6,
             # Drafts whatever a crowded machine makes of its worth.
             speculative_config={"method": "mtp_plus", "controller": "random"},
@@ -51,4 +51,4 @@ def test_a_while_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     assert report["is_sound"], report["failed"]
     assert report["requests"]["num_cut"] > 0
-    assert report["requests"]["num_requests"] > 20
+    assert report["requests"]["num_requests"] > 10

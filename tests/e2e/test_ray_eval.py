@@ -35,7 +35,7 @@ from vllm_mtp.tune.plan import TuningPlan
 from vllm_mtp.tune.shards import Texts
 from vllm_mtp.tune.train import JOURNAL_FILE
 
-NUM_PROMPTS, NUM_KEPT, MAX_TOKENS, CONCURRENCY = 24, 4, 48, 4
+NUM_PROMPTS, NUM_KEPT, MAX_TOKENS, CONCURRENCY = 24, 4, 32, 4
 KEPT_SECONDS = 123.0
 SIZE = EngineSize(str(BUNDLED_CHECKPOINT), 512, CONCURRENCY, "float32", 64)
 

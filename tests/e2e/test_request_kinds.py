@@ -26,8 +26,8 @@ ENGINES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "v2": {
         "plain": {},
-        "random K": {"speculative_config": RANDOM},
-        "async": {"speculative_config": RANDOM, "async_scheduling": True},
+        # As users run it.
+        "random K": {"speculative_config": RANDOM, "async_scheduling": True},
     },
 }
 

@@ -34,7 +34,7 @@ class OnlyComparing(DecidesEveryStep):
 
 
 ALPHA = 1e-4
-NUM_SAMPLES = 800
+NUM_SAMPLES = 500
 NUM_TOKENS = 3
 SETTINGS = [
     {"temperature": 0.2, "top_p": 1.0},

@@ -218,6 +218,7 @@ def test_our_metrics_reconcile_with_vllms(server: Server, client: OpenAI) -> Non
     beyond = 8 * vllms["vllm:request_success_total"]
     assert 0 < tokens <= vllms["vllm:generation_tokens_total"] + beyond
     assert 0 <= sum(ours["calibration_error"].values()) < 0.5
+    assert ours["synthetic_acceptance"] == {"": 0.0}
 
 
 def test_the_log_says_it_in_words(server: Server) -> None:
@@ -248,6 +249,7 @@ def test_a_response_says_what_became_of_its_drafts(
     assert 0 < drafts["num_accepted_draft_tokens"] < drafts["num_draft_tokens"]
     assert drafts["num_draft_tokens"] == 3 * num_steps
     assert drafts["mean_draft_length"] == 3.0
+    assert drafts["synthetic_acceptance"] is False
     histogram = drafts["acceptance_histogram"]
     assert sum(histogram) == num_steps
     assert histogram[4:] == [0] * (len(histogram) - 4)

@@ -41,6 +41,12 @@ def test_an_engine_without_a_gpu_has_captured_no_graphs(bench: BenchEngine) -> N
     assert facts["num_graphs"] == facts["num_full_graphs"] == facts["graph_bytes"] == 0
 
 
+def test_an_answer_can_be_put_into_words(bench: BenchEngine) -> None:
+    text = "import os\n\ndef main():"
+    (ids,) = bench.tokenize([text])["token_ids"]
+    assert bench.detokenize([ids, ids[:0]]) == {"texts": [text, ""]}
+
+
 @pytest.mark.parametrize(
     ("cached", "num_rows"),
     [(None, [1, 1]), ([], [129, 129]), ([[9] * 128], [1, 129])],

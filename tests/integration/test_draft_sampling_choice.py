@@ -55,7 +55,9 @@ def config(
         use_v2_model_runner=v2,
         watermark_config="a key" if watermarks else None,
         num_speculative_tokens=8,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=max_num_seqs, async_scheduling=False
+        ),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
         model_config=SimpleNamespace(
             head_dtype=torch.bfloat16, get_vocab_size=lambda: 152_064
@@ -112,6 +114,7 @@ def test_proposals_of_vllms_defaults_take_little() -> None:
         (config(test="standard", v2=False), True, False),
         (config(test="standard", v2=True), False, False),
         (config(test="block", v2=False), False, True),
+        (config(test="synthetic", v2=False), True, False),
     ],
 )
 def test_drafts_are_tested_jointly_where_that_is_cheap(
@@ -126,3 +129,10 @@ def test_drafts_are_tested_jointly_where_that_is_cheap(
     if given.use_v2_model_runner:
         v2_test = given.speculative_config.rejection_sample_method
         assert v2_test == ("block" if is_block else "standard")
+
+
+@pytest.mark.parametrize(("test", "is_so"), [("block", True), ("synthetic", False)])
+def test_shadow_drafts_say_nothing_of_synthetic_acceptance(
+    test: str, is_so: bool
+) -> None:
+    assert draft_sampling.tests_shadow_drafts(config(test=test, v2=False)) is is_so

@@ -4,6 +4,7 @@ A healthy MTP layer twice, then a damaged one: the comparison must let the first
 through and name the second.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -160,6 +161,26 @@ def test_a_server_gives_the_same_counts(
         for each in (base, path)
     ]
     assert counts[0] == counts[1]
+
+
+def test_a_conversation_of_two_turns_is_counted_whole(
+    server: Server, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "question.jsonl"
+    line = {
+        "question_id": 81,
+        "category": "coding",
+        "turns": ["def f(x):", "def g(x):"],
+    }
+    prompts.write_text(json.dumps(line) + "\n")
+    path = tmp_path / "conversation.json"
+    wanted = ("--set", "spec-bench", "--prompts", str(prompts), "--max-tokens", "32")
+    done = vllm_mtp("eval", str(path), "--server", f"{server.url}/v1", *wanted)
+    assert done.returncode == 0, done.stderr
+    (record,) = read_eval_file(path).records
+    assert record.category == "multi-turn conversation"
+    assert 32 < record.num_tokens <= 64
+    assert record.num_draft_tokens == 3 * record.num_drafts
 
 
 def test_auto_needs_a_server_that_lists_its_drafts(

@@ -193,7 +193,11 @@ WRAPPED: dict[str, tuple[type, Callable[[], None], Callable[[], None]]] = {
         request_validation.install,
         validate_spec_decode_is_ours,
     ),
-    "to_dict": (RequestSpecDecodeMetrics, response_metrics.install, to_dict_is_ours),
+    "to_dict": (
+        RequestSpecDecodeMetrics,
+        functools.partial(response_metrics.install, is_synthetic=False),
+        to_dict_is_ours,
+    ),
     "__init__": (StatLoggerManager, stat_logger.install, stat_loggers_are_ours),
 }
 """By name: class, what installs our wrapper, and a proof that it is in force."""

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.quantized_checkpoints import write_quantized
 from tests.support.random_checkpoints import random_prompts, write_checkpoint
 from tests.support.served_layer import DRAFT_LENGTH, served_passes
 from vllm_mtp.config import ConfigError
 from vllm_mtp.tune.attention import Chain
-from vllm_mtp.tune.checkpoint import Checkpoint
+from vllm_mtp.tune.checkpoint import Checkpoint, stored_weights, write_head
 from vllm_mtp.tune.families import family_of
 
 HYBRID = ("qwen3_next", "qwen3_5")
@@ -86,6 +87,32 @@ def test_each_of_several_layers_is_the_served_one(tmp_path: Path) -> None:
         torch.testing.assert_close(logits, served["logits"][rows], **CLOSE)
         # Of the same text: the first rows' tokens move on by one.
         assert served["positions"][rows].tolist() == list(range(len(prompt)))
+
+
+def test_layers_beyond_the_checkpoints_own_begin_as_copies(tmp_path: Path) -> None:
+    one = Checkpoint(write_checkpoint(tmp_path / "one", "glm4_moe", num_mtp_layers=1))
+    drafter = one.drafter(False, num_layers=3)
+    weights, dtypes = stored_weights(drafter), one.dtypes(drafter)
+    assert set(weights) == set(dtypes)
+    stored = {name: weight.to(dtypes[name]) for name, weight in weights.items()}
+    write_head(tmp_path / "three", one, stored, {}, num_layers=3)
+    written = Checkpoint(tmp_path / "three")
+    assert written.num_mtp_layers == 3
+    layers = written.drafter(False).layers
+    assert len({layer.block_prefix for layer in layers}) == 3
+    first = one.drafter(False).layers[0].state_dict()
+    for layer in layers:
+        for name, weight in layer.state_dict().items():
+            assert torch.equal(weight, first[name])
+
+
+def test_numbers_of_layers_that_are_not_possible_are_refused(tmp_path: Path) -> None:
+    two = Checkpoint(write_checkpoint(tmp_path / "two", "glm4_moe", num_mtp_layers=2))
+    with pytest.raises(ConfigError, match=r"mtp_layers=1 is not allowed: .* has 2$"):
+        two.drafter(False, num_layers=1)
+    bundled = Checkpoint(BUNDLED_CHECKPOINT)
+    with pytest.raises(ConfigError, match=r"has 1, and vLLM runs no more of its fam"):
+        bundled.drafter(False, num_layers=2)
 
 
 def test_other_families_are_refused_in_a_sentence() -> None:

@@ -21,6 +21,9 @@ from vllm_mtp.config import ConfigError
 from vllm_mtp.integration.load import compat, engine_args
 from vllm_mtp.integration.load.compat import CompatibilityError
 
+LENGTH = "synthetic_acceptance_length"
+SYNTHETIC = {"rejection_sample_method": "synthetic", LENGTH: 2.5}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def seam() -> None:
@@ -63,7 +66,34 @@ def refusal(model: Path, spec: dict[str, Any] | None, **arguments: Any) -> str:
         ),
         (
             {"rejection_sample_method": "synthetic"},
-            ["rejection_sample_method='synthetic'", "'auto' or 'standard' or 'block'"],
+            ["rejection_sample_method='synthetic'", "exactly one of synthetic_accept"],
+        ),
+        (
+            {"synthetic_acceptance_length": 2.5},
+            ["synthetic_acceptance_length=2.5", "rejection_sample_method='synthetic'"],
+        ),
+        (
+            SYNTHETIC | {"synthetic_acceptance_rates": [0.9] * 8},
+            ["rejection_sample_method='synthetic'", "exactly one of"],
+        ),
+        (
+            SYNTHETIC | {"num_speculative_tokens": 3} | {LENGTH: 4.5},
+            ["synthetic_acceptance_length=4.5", "a number from 1 to 4"],
+        ),
+        (
+            SYNTHETIC | {LENGTH: None, "synthetic_acceptance_rates": [0.5, 0.9]},
+            ["synthetic_acceptance_rates=[0.5, 0.9]", "8 numbers from 0 to 1"],
+        ),
+        (
+            SYNTHETIC
+            | {"num_speculative_tokens": 2}
+            | {LENGTH: None, "synthetic_acceptance_rates": [0.5, 0.9]},
+            ["2 numbers from 0 to 1, none above the one before"],
+        ),
+        (SYNTHETIC | {"adapt": True}, ["adapt=True", "the text is not the target's"]),
+        (
+            SYNTHETIC | {"hidden_states_path": "states"},
+            ["hidden_states_path='states'", "the text is not the target's"],
         ),
         (
             {"num_speculative_tokens_per_batch_size": [[1, 8, 3]]},

@@ -26,8 +26,8 @@ ASLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 def write_heads(folder: Path) -> dict[str, str]:
     """The bundled layer, and one that is noise."""
     model = Checkpoint(BUNDLED_CHECKPOINT)
-    good = stored_weights(model.drafter(False))
-    dtypes = model.dtypes(good)
+    drafter = model.drafter(False)
+    good, dtypes = stored_weights(drafter), model.dtypes(drafter)
     good = {name: each.to(dtypes[name]) for name, each in good.items()}
     random = torch.Generator().manual_seed(1)
     bad = {

@@ -44,6 +44,7 @@ def freeze_imports() -> None:
     import vllm.entrypoints.llm  # noqa: F401
 
     _register_kernels_once()
+    _inspect_models_here()
     collect_garbage()
     gc.freeze()
 
@@ -69,6 +70,18 @@ def _register_kernels_once() -> None:
             register(others)
 
     dispatcher.register_kernels = register_others
+
+
+def _inspect_models_here() -> None:
+    """vLLM asks a process of its own what a model class can do, lest CUDA begins here.
+
+    That imports vLLM anew for each class, 7 s of a core. Without a GPU nothing begins.
+    """
+    from vllm.model_executor.models import registry
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        registry._run_in_subprocess = lambda inspect: inspect()
 
 
 class _Copies:

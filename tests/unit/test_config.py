@@ -47,6 +47,13 @@ def test_vllm_gets_its_own_method_and_its_own_options_untouched() -> None:
     }
 
 
+def test_vllm_gets_synthetic_acceptance_as_it_was_asked_for() -> None:
+    asked = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    options = split_options(asked, VLLM_KEYS).vllm_options(4, num_mtp_layers=1)
+    assert {key: options[key] for key in asked} == asked
+    assert "synthetic_acceptance_rates" not in options
+
+
 @pytest.mark.parametrize("value", [0, 17, -1, "3", 3.0, True, [3]])
 def test_a_bad_draft_length_is_refused_with_its_range(value: object) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -61,7 +68,9 @@ def test_a_bad_draft_length_is_refused_with_its_range(value: object) -> None:
     ("options", "words"),
     [
         ({"draft_sample_method": "nucleus"}, "'greedy' or 'probabilistic'"),
-        ({"rejection_sample_method": "synthetic"}, "'auto' or 'standard' or 'block'"),
+        ({"rejection_sample_method": "lax"}, "'standard' or 'block' or 'synthetic'"),
+        ({"synthetic_acceptance_rates": ["a"]}, "K_max numbers from 0 to 1"),
+        ({"synthetic_acceptance_length": "3"}, r"a number from 1 to K_max \+ 1"),
         ({"controller": 3}, "'goodput' or 'threshold' or 'fixed' or 'random'"),
         ({"max_tpot_ms": 0}, r"a number above 0, at most 1e\+06 or unset"),
         ({"trace_path": ""}, "a text that is not empty or unset"),

@@ -5,6 +5,7 @@ from vllm_mtp.metrics.stats import (
     DRAFT,
     HAS_DRIFTED,
     REASONS,
+    SYNTHETIC_ACCEPTANCE,
     TARGET,
     VERIFY,
     SpeculationStats,
@@ -30,6 +31,8 @@ def describe(stats: SpeculationStats, max_reasons: int = 2) -> str | None:
     coverage = stats.levels.get(COVERAGE)
     if coverage is not None:
         parts.append(f"the draft vocabulary covers {100 * coverage:.1f} %")
+    if stats.levels.get(SYNTHETIC_ACCEPTANCE):
+        parts.append("acceptance is synthetic, the text is NOT the target's")
     if stats.failures:
         parts.append(f"drafting is off for good: {' and '.join(stats.failures)} failed")
     if stats.levels.get(HAS_DRIFTED):

@@ -137,6 +137,7 @@ class SpeculationStats:
         return 1.0 + sum(self.accepted) / self.num_drafts if self.num_drafts else None
 
 
+SYNTHETIC_ACCEPTANCE = "synthetic_acceptance"
 CALIBRATION_ERROR = "calibration_error"
 COVERAGE, VOCABULARY_IN_USE = "draft_vocab_coverage", "draft_vocab_in_use"
 BASELINE, RECENT, HAS_DRIFTED = (
@@ -156,6 +157,8 @@ LENGTH_SERVED, LENGTH_FIRST, LENGTH_TRAINED = (
     "adapting_length_trained",
 )
 LEVELS: Mapping[str, str] = {
+    SYNTHETIC_ACCEPTANCE: "1 if draft tokens are accepted by chance, for a benchmark: "
+    "the text is not the target's then.",
     CALIBRATION_ERROR: "Mean difference between the chance that a draft token was "
     "given and how often such tokens were accepted, 0 to 1.",
     COVERAGE: "Share of the tokens committed lately that the draft vocabulary holds.",

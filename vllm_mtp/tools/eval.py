@@ -31,11 +31,19 @@ from vllm_mtp.tools.eval_backends import (
     ServerBackend,
     started_engine,
 )
-from vllm_mtp.tools.eval_file import EvalFile, PromptRecord, record_of
+from vllm_mtp.tools.eval_file import EvalFile, PromptRecord, merged, record_of
 from vllm_mtp.tools.eval_journal import EvalJournal
 from vllm_mtp.tools.eval_report import print_eval
-from vllm_mtp.tools.option_checks import check_output, refuse, resolve_model
+from vllm_mtp.tools.eval_turns import answers_to_turns
+from vllm_mtp.tools.option_checks import (
+    check_name,
+    check_output,
+    check_verifies,
+    refuse,
+    resolve_model,
+)
 from vllm_mtp.tools.options import MODEL_HELP, Options, argument, option
+from vllm_mtp.tools.prompt_sets import SETS, load_set
 from vllm_mtp.tools.prompts import Prompt, fingerprint_of, load_prompts
 from vllm_mtp.tools.provenance import collect_provenance, replacing
 from vllm_mtp.tools.ray_cluster import require_ray
@@ -61,6 +69,12 @@ class EvalOptions(Options):
         None,
         "A .jsonl with text or messages, id and category. Unset: what the checkpoint "
         "brings, or 96 built-in ones in 8 categories.",
+    )
+    prompt_set: str | None = option(
+        None,
+        "The prompts are of a paper: spec-bench (its question.jsonl) or speed-bench (a "
+        "prepared .jsonl).",
+        name="set",
     )
     num_prompts: int | None = option(None, "At most. Unset: all.", 1, 10**6)
     k: str = option("3", "Draft length of every request, or auto: the controller's.")
@@ -93,6 +107,11 @@ class EvalOptions(Options):
             raise ConfigError("ray: a server has engines of its own; name one of both")
         if self.ray is not None:
             require_ray()
+        if self.prompt_set is not None:
+            check_name("set", self.prompt_set, SETS)
+            if self.prompts is None:
+                raise ConfigError(f"prompts: name the file of {self.prompt_set}")
+        check_verifies(self.speculative_config)
         check_output(self.output)
         if self.output.exists():
             raise ConfigError(f"output: {self.output} exists already; name another")
@@ -117,7 +136,7 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
     """
     if options.server is None:
         model = resolve_model(options.model or "")
-        prompts = load_prompts(options.prompts, model, options.num_prompts)
+        prompts = _prompts_of(options, model)
         with _journal_of(options, model, prompts) as journal:
             missing = journal.missing(prompts)
             if missing:
@@ -131,10 +150,16 @@ def run_eval(options: EvalOptions, console: Console) -> EvalFile:
         options.sampling,
         options.concurrency,
     )
-    prompts = load_prompts(options.prompts, server.model, options.num_prompts)
+    prompts = _prompts_of(options, server.model)
     with _journal_of(options, server.model, prompts) as journal:
         _ask(server, journal.missing(prompts), journal, options, console)
         return _finish(journal, prompts, options, console)
+
+
+def _prompts_of(options: EvalOptions, model: str) -> list[Prompt]:
+    if options.prompt_set is None or options.prompts is None:
+        return load_prompts(options.prompts, model, options.num_prompts)
+    return load_set(options.prompt_set, options.prompts, options.num_prompts)
 
 
 @contextmanager
@@ -186,22 +211,25 @@ def _ask(
 ) -> None:
     started_at_s = perf_counter()
     found = track(
-        backend.answers(prompts),
+        answers_to_turns(backend, prompts),
         "evaluating",
         total=len(prompts),
         console=console,
         disable=not console.is_terminal,
     )
-    for prompt, answer in found:
-        record = record_of(
-            prompt,
-            answer.metrics,
-            options.draft_length,
-            answer.num_tokens,
-            answer.seconds,
-        )
+    for prompt, answers in found:
+        records = [
+            record_of(
+                prompt,
+                answer.metrics,
+                options.draft_length,
+                answer.num_tokens,
+                answer.seconds,
+            )
+            for answer in answers
+        ]
         now_s = perf_counter()
-        journal.add(record, now_s - started_at_s)
+        journal.add(merged(records), now_s - started_at_s)
         started_at_s = now_s
 
 

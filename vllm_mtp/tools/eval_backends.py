@@ -32,6 +32,8 @@ class Answer(NamedTuple):
     seconds: float
     token_ids: Sequence[int] = ()
     """Of an engine of our own."""
+    text: str = ""
+    """If more of the conversation follows."""
 
 
 class Sampling(NamedTuple):
@@ -113,8 +115,10 @@ class ServerBackend:
         if prompt.messages:
             messages: Any = [each.model_dump() for each in prompt.messages]
             answer = self._client.chat.completions.create(messages=messages, **options)
+            text = answer.choices[0].message.content or ""
         else:
             answer = self._client.completions.create(prompt=prompt.text, **options)
+            text = answer.choices[0].text
         seconds = perf_counter() - started_at_s
         metrics = (answer.model_extra or {}).get("metrics") or {}
         usage = answer.usage
@@ -122,6 +126,7 @@ class ServerBackend:
             metrics.get("speculative_decoding"),
             usage.completion_tokens if usage else 0,
             seconds,
+            text=text,
         )
 
 
@@ -158,10 +163,15 @@ class EngineBackend:
             found = self._engine.ask("generate", requests=requests)["answers"]
             for prompt, answer in zip(batch, found, strict=True):
                 ids = answer["token_ids"]
+                text = self._text_of(ids) if prompt.follow_ups else ""
                 yield (
                     prompt,
-                    Answer(answer["metrics"], len(ids), answer["seconds"], ids),
+                    Answer(answer["metrics"], len(ids), answer["seconds"], ids, text),
                 )
+
+    def _text_of(self, token_ids: Sequence[int]) -> str:
+        (text,) = self._engine.ask("detokenize", token_ids=[token_ids])["texts"]
+        return str(text)
 
     @property
     def _options(self) -> dict[str, Any]:

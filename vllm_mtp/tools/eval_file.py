@@ -4,12 +4,14 @@ Counts are kept for every prompt, so that two files can be paired by prompt.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vllm_mtp.config import ConfigError
+from vllm_mtp.metrics.stats import SYNTHETIC_ACCEPTANCE
 from vllm_mtp.tools.checked_file import read_checked
 from vllm_mtp.tools.prompts import Prompt
 
@@ -75,6 +77,30 @@ def read_eval_file(path: Path) -> EvalFile:
     return read_checked(path, EvalFile, "evaluation")
 
 
+def merged(records: Sequence[PromptRecord]) -> PromptRecord:
+    """Counts of all turns of a conversation.
+
+    Args:
+        records: Of the same prompt, at least one.
+    """
+    first = records[0]
+
+    def summed(field: str) -> tuple[int, ...]:
+        columns = zip_longest(*(getattr(each, field) for each in records), fillvalue=0)
+        return tuple(map(sum, columns))
+
+    return PromptRecord(
+        id=first.id,
+        category=first.category,
+        num_tokens=sum(each.num_tokens for each in records),
+        num_drafts=sum(each.num_drafts for each in records),
+        num_draft_tokens=sum(each.num_draft_tokens for each in records),
+        tested=summed("tested"),
+        accepted=summed("accepted"),
+        seconds=sum(each.seconds for each in records),
+    )
+
+
 METRICS_FLAG = "--per-request-spec-decode-metrics"
 
 
@@ -95,12 +121,17 @@ def record_of(
         seconds: From the request to its end.
 
     Raises:
-        ConfigError: The metrics are missing or do not say enough.
+        ConfigError: The metrics are missing, made up, or do not say enough.
     """
     if metrics is None:
         raise ConfigError(
             "server: its responses do not say what became of their drafts; serve with "
             f"method mtp_plus, or with {METRICS_FLAG} summary"
+        )
+    if metrics.get(SYNTHETIC_ACCEPTANCE):
+        raise ConfigError(
+            "server: it accepts drafts by chance, which says nothing about them; serve "
+            "without rejection_sample_method 'synthetic'"
         )
     if metrics.get("per_step_drafted") is not None:
         steps = list(

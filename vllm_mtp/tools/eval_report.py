@@ -46,6 +46,12 @@ def acceptance_length(records: Sequence[PromptRecord]) -> Share:
     return _share(1 + kept.sum() / max(drafts.sum(), 1), drawn)
 
 
+def mean_of_prompts(records: Sequence[PromptRecord]) -> float:
+    """Each prompt's acceptance length, in the mean over prompts that had drafts."""
+    lengths = [1 + sum(r.accepted) / r.num_drafts for r in records if r.num_drafts]
+    return float(np.mean(lengths)) if lengths else 1.0
+
+
 def _draws(num_records: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.multinomial(num_records, [1 / num_records] * num_records, NUM_DRAWS)
@@ -69,7 +75,7 @@ def print_eval(file: EvalFile, console: Console) -> None:
     for record in file.records:
         by_category.setdefault(record.category or "-", []).append(record)
     if len(by_category) > 1:
-        console.print(_category_table(by_category))
+        console.print(_category_table(by_category | {"all": [*file.records]}))
     length = acceptance_length(file.records)
     num_drafts = sum(record.num_drafts for record in file.records)
     num_tokens = sum(record.num_tokens for record in file.records)
@@ -85,7 +91,10 @@ def print_eval(file: EvalFile, console: Console) -> None:
 
 def _category_table(by_category: dict[str, list[PromptRecord]]) -> Table:
     table = Table(title="By category")
-    for column in ("category", "prompts", "acceptance length", "first position"):
+    for column in (
+        *("category", "prompts", "acceptance length"),
+        *("mean of prompts", "first position"),
+    ):
         table.add_column(column)
     for name, records in by_category.items():
         length = acceptance_length(records)
@@ -93,6 +102,7 @@ def _category_table(by_category: dict[str, list[PromptRecord]]) -> Table:
             name,
             str(len(records)),
             f"{length.value:.2f} ({length.low:.2f} .. {length.high:.2f})",
+            f"{mean_of_prompts(records):.2f}",
             str(position_shares(records)[0]),
         )
     return table

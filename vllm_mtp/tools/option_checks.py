@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from vllm_mtp.config import METHOD, ConfigError
+from vllm_mtp.config import METHOD, SYNTHETIC, ConfigError
 
 Value = TypeVar("Value", str, int, float)
 Limits = tuple[float, float]
@@ -65,14 +65,29 @@ def check_output(path: Path | None) -> None:
 
 
 def check_method(config: Mapping[str, object]) -> None:
-    """Check that a speculative config is one of ours.
+    """Check that a speculative config is one of ours, and one that can be exact.
 
     Raises:
-        ConfigError: It names another method.
+        ConfigError: It names another method, or its acceptance is synthetic.
     """
     method = config.get("method")
     if method != METHOD:
         refuse("speculative-config", {"method": method}, f"of method {METHOD!r}")
+    check_verifies(config)
+
+
+def check_verifies(config: Mapping[str, object]) -> None:
+    """Check that drafts of a speculative config are verified by the target.
+
+    Raises:
+        ConfigError: Its acceptance is synthetic.
+    """
+    for key in ("rejection_sample_method", "rejection-sample-method"):
+        if config.get(key) == SYNTHETIC:
+            raise ConfigError(
+                f"speculative-config: {key} {SYNTHETIC!r} is not allowed; it accepts "
+                "drafts by chance, which says nothing about texts or drafts"
+            )
 
 
 def resolve_model(model: str) -> str:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Prompt(BaseModel):
     category: str = ""
     text: str | None = None
     messages: tuple[Message, ...] | None = None
+    follow_ups: tuple[str, ...] = ()
+    """What the user says after each answer, until there is no more."""
 
     @model_validator(mode="after")
     def _has_content(self) -> "Prompt":
@@ -47,6 +50,17 @@ class Prompt(BaseModel):
         if self.messages is None:
             return self.text or ""
         return "\n".join(message.content for message in self.messages)
+
+    def answered(self, text: str) -> "Prompt":
+        """The conversation after an answer and the next follow-up."""
+        answer = Message(role="assistant", content=text)
+        question = Message(role="user", content=self.follow_ups[0])
+        return self.model_copy(
+            update={
+                "messages": (*(self.messages or ()), answer, question),
+                "follow_ups": self.follow_ups[1:],
+            }
+        )
 
 
 def load_prompts(
@@ -65,11 +79,30 @@ def load_prompts(
     """
     own = Path(model) / PROMPTS_FILE
     path = source or (own if own.is_file() else BUILT_IN)
+    return read_prompts(path, num_prompts, _prompt_of)
+
+
+def read_prompts(
+    path: Path,
+    num_prompts: int | None,
+    make: Callable[[Mapping[str, Any], int], Prompt],
+) -> list[Prompt]:
+    """The first prompts of a ``.jsonl``.
+
+    Args:
+        path: The file.
+        num_prompts: How many at most; None for all.
+        make: Makes a prompt of what is in a line, an object, and its number.
+
+    Raises:
+        ConfigError: The file cannot be read or a line is no prompt.
+    """
     prompts: list[Prompt] = []
     for number, (place, row) in enumerate(_lines(path), 1):
         if len(prompts) == num_prompts:
             break
-        prompts.append(_prompt_of(row, number, place))
+        with _errors_at(place):
+            prompts.append(make(row, number))
     if not prompts:
         raise ConfigError(f"prompts: {path} holds no prompt")
     ids = [prompt.id for prompt in prompts]
@@ -81,11 +114,16 @@ def load_prompts(
 
 def fingerprint_of(prompts: list[Prompt]) -> str:
     """SHA-256 of all prompts."""
-    dumped = json.dumps([prompt.model_dump() for prompt in prompts])
+    dumped = json.dumps([_identity_of(prompt) for prompt in prompts])
     return hashlib.sha256(dumped.encode()).hexdigest()
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _identity_of(prompt: Prompt) -> dict[str, Any]:
+    """As evaluations of 0.1 had it where there is a single question."""
+    return prompt.model_dump(exclude=set() if prompt.follow_ups else {"follow_ups"})
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -93,22 +131,33 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"prompts: {path} cannot be read: {reason}") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                yield f"{path}:{number}", json.loads(line)
-            except (ValueError, RecursionError):
-                raise ConfigError(f"prompts: {path}:{number} is no JSON") from None
+            yield f"{path}:{number}", _object_of(line, f"{path}:{number}")
 
 
-def _prompt_of(row: Any, number: int, place: str) -> Prompt:
+def _object_of(line: str, place: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ConfigError(f"prompts: {place} is no JSON") from None
     if not isinstance(row, Mapping):
         raise ConfigError(f"prompts: {place} is no object with text or messages")
+    return row
+
+
+def _prompt_of(row: Mapping[str, Any], number: int) -> Prompt:
+    return Prompt(
+        id=str(row.get("id", number)),
+        category=str(row.get("category", "")),
+        text=row.get("text") or row.get("prompt"),
+        messages=row.get("messages"),
+    )
+
+
+@contextmanager
+def _errors_at(place: str) -> Iterator[None]:
+    """What is wrong with a line, in one sentence that names its field."""
     try:
-        return Prompt(
-            id=str(row.get("id", number)),
-            category=str(row.get("category", "")),
-            text=row.get("text") or row.get("prompt"),
-            messages=row.get("messages"),
-        )
+        yield
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -66,6 +66,13 @@ class TuneOptions(Options):
     concurrency: int = option(64, "Answers at a time.", 1, 4096)
     dtype: str = option("auto", "Of the engine that answers.")
     draft_steps: int = option(7, "Draft steps that are trained.", 1, 16)
+    mtp_layers: int | None = option(
+        None,
+        "Of the head; those beyond the checkpoint's own begin as copies of its last "
+        "one, each for one draft step (looped extension). Unset: the checkpoint's.",
+        1,
+        16,
+    )
     loss: str = option("lk", "lk: acceptance itself; kl: KL alone.")
     step_decay: float = option(
         0.8, "Weight of a draft step relative to the one before.", 0.01, 1

@@ -52,7 +52,8 @@ def train(
     model = Checkpoint(local_folder(resolve_model(options.model)))
     source = model if options.draft_model is None else Checkpoint(options.draft_model)
     # Each of several layers drafts one token.
-    several = source.num_mtp_layers if source.num_mtp_layers > 1 else 16
+    num_layers = options.mtp_layers or source.num_mtp_layers
+    several = num_layers if num_layers > 1 else 16
     same = TuningPlan.model_fields.keys() & vars(options).keys()
     plan = TuningPlan.model_validate(
         {name: getattr(options, name) for name in same}
@@ -65,7 +66,9 @@ def train(
     run.mkdir(parents=True, exist_ok=True)
     start_s = perf_counter()
     with on_ranks(options.device) as ranks:
-        drafter = ranks.shard(source.drafter(plan.checkpoints_activations))
+        whole = source.drafter(plan.checkpoints_activations, num_layers=plan.mtp_layers)
+        dtypes = source.dtypes(whole)
+        drafter = ranks.shard(whole)
         drafted = _drafted(options, model, folder)
         target = model.target(ranks.device, drafted)
         trainer = Trainer(drafter, target, Texts(folder), plan, run)
@@ -84,8 +87,8 @@ def train(
             "provenance": collect_provenance(command),
         }
         if ranks.is_first:
-            stored = {n: weights[n].to(t) for n, t in source.dtypes(weights).items()}
-            write_head(options.output, model, stored, tuning)
+            stored = {name: weights[name].to(kind) for name, kind in dtypes.items()}
+            write_head(options.output, model, stored, tuning, num_layers)
     return tuning
 
 

@@ -146,7 +146,7 @@ class Adapting:
         )
         self.reservoir = Reservoir(plan.folder, plan.max_bytes, num_steps + 2)
         self.first = source.drafter(False).to(self.device).eval()
-        self.dtypes = source.dtypes(stored_weights(self.first))
+        self.dtypes = source.dtypes(self.first)
         self.target = self.model.target(self.device)
         self.state = self._last_state()
         self.served = self._read_served()

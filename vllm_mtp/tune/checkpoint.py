@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,19 @@ class Checkpoint:
             )
         return found
 
-    def dtypes(self, names: Iterable[str]) -> dict[str, torch.dtype]:
-        """What weights are stored in, by name."""
-        return {name: self.tensor(name).dtype for name in names}
+    def dtypes(self, drafter: Drafter) -> dict[str, torch.dtype]:
+        """What weights of MTP layers are stored in, by their names in a checkpoint.
+
+        Copies are stored as what they are copies of.
+        """
+        own = self.num_mtp_layers
+        found: dict[str, torch.dtype] = {}
+        for number, layer in enumerate(drafter.layers):
+            names = layer.names()  # type: ignore[operator]
+            origin = drafter.layers[min(number, own - 1)].names()  # type: ignore[operator]
+            for name, stored in zip(names, origin, strict=True):
+                found[name] = self.tensor(stored).dtype
+        return found
 
     @property
     def family(self) -> Family:
@@ -105,23 +115,39 @@ class Checkpoint:
         made = Target(embedding, Head(head.to(device, dtype), drafted), norm)
         return made.to(device, dtype)
 
-    def drafter(self, checkpoints: bool, loads: bool = True) -> Drafter:
+    def drafter(
+        self, checkpoints: bool, loads: bool = True, num_layers: int | None = None
+    ) -> Drafter:
         """The MTP layers, in float32 on the CPU.
 
         Args:
             checkpoints: See `Drafter`.
             loads: Take the weights; otherwise they are as torch draws them.
+            num_layers: Those beyond the checkpoint's own are copies of its last one.
+                None for its own.
+
+        Raises:
+            ConfigError: There are none, or other numbers of layers than its own are
+                not possible.
         """
-        layers = [
-            MTPLayer(self.family, self.text_config, index)
-            for index in range(self.num_mtp_layers)
-        ]
-        if not layers:
+        own = self.num_mtp_layers
+        if not own:
             raise ConfigError(f"model: {str(self.folder)!r} has no MTP layers")
-        for layer in layers:
-            layer.float()
-            if loads:
+        wanted = own if num_layers is None else num_layers
+        if wanted < own or (wanted > own and not self.family.runs_several):
+            raise ConfigError(
+                f"mtp_layers={wanted} is not allowed: {str(self.folder)!r} has {own}"
+                + (", and vLLM runs no more of its family" if wanted > own else "")
+            )
+        layers = [
+            MTPLayer(self.family, self.text_config, index).float()
+            for index in range(wanted)
+        ]
+        for number, layer in enumerate(layers):
+            if loads and number < own:
                 layer.load(self.tensor)
+            elif loads:
+                layer.load_state_dict(layers[own - 1].state_dict())
         return Drafter(layers, checkpoints)
 
 
@@ -141,6 +167,17 @@ def _norm_like(family: Family, config: Mapping[str, Any]) -> nn.Module:
     return norm.to_empty(device="cpu")
 
 
+def _with_layers(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """A ``config.json`` that promises so many MTP layers."""
+    nested = config.get("text_config")
+    if nested is not None:
+        config = {**config, "text_config": _with_layers(nested, num_layers)}
+    return {
+        key: num_layers if key in _NUM_LAYERS_KEYS and value else value
+        for key, value in config.items()
+    }
+
+
 def stored_weights(drafter: Drafter) -> dict[str, torch.Tensor]:
     """Of one process, on the CPU, by their names in the checkpoint."""
     found: dict[str, torch.Tensor] = {}
@@ -155,6 +192,7 @@ def write_head(
     model: Checkpoint,
     weights: Mapping[str, torch.Tensor],
     tuning: Mapping[str, Any],
+    num_layers: int | None = None,
 ) -> None:
     """Write MTP layers as a checkpoint of their own, whole or not at all.
 
@@ -165,8 +203,11 @@ def write_head(
         model: Whose MTP layers they are.
         weights: By their names in the checkpoint.
         tuning: How they were made.
+        num_layers: How many they are; None for as many as the model's.
     """
     config = {k: v for k, v in model.config.items() if k != "quantization_config"}
+    if num_layers is not None:
+        config = _with_layers(config, num_layers)
     unfinished = folder / "unfinished"
     unfinished.mkdir(parents=True, exist_ok=True)
     save_file(

@@ -36,6 +36,8 @@ class Family:
     """The hidden state that the trunk hands over has been through its final norm."""
     trunk: str = "model."
     """Prefix of the trunk's names."""
+    runs_several: bool = False
+    """vLLM can run a layer for each draft step."""
 
 
 _DEEPSEEK = Family(
@@ -46,6 +48,7 @@ _DEEPSEEK = Family(
     hidden_norm="hnorm",
     projection="eh_proj",
     final_norm="shared_head.norm",
+    runs_several=True,
 )
 _QWEN = Family(
     "qwen3_next",

@@ -83,6 +83,10 @@ class MTPLayer(nn.Module):
             for name, weight in self.stored(self.state_dict()).items():
                 weight.copy_(tensor(name))
 
+    def names(self) -> list[str]:
+        """Of its weights in the checkpoint."""
+        return list(self.stored(self.state_dict()))
+
     def stored(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Weights, or parts of them, by their names in the checkpoint.
 

@@ -54,6 +54,9 @@ class TuningPlan(BaseModel):
     seed: int = Field(
         default=0, ge=0, le=2**31, description="Of the order of the data."
     )
+    mtp_layers: int | None = Field(
+        default=None, ge=1, le=16, description="Of the head; None: as many as before."
+    )
     checkpoints_activations: bool = Field(
         default=False, description="Compute activations twice and keep fewer."
     )

@@ -27,7 +27,7 @@ SETTINGS = {
 """A random model is so sure of itself that less temperature leaves little to compare,
 and more of it outcomes that are too rare to be counted."""
 NUM_TOKENS = 3
-NUM_OURS = NUM_SAMPLES if IS_LONG else 120
+NUM_OURS = NUM_SAMPLES if IS_LONG else 90
 NUM_PLAIN = max(NUM_SAMPLES, 1500)
 """They cost next to nothing, and let fewer of ours tell as much."""
 SEATS = {"max_num_seqs": 48, "max_model_len": 64, "max_num_batched_tokens": 4096}

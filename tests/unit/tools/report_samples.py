@@ -266,6 +266,7 @@ def _adapting() -> Any:
         {
             "domain": "prose",
             "is_plain": is_plain,
+            "is_trained": True,
             "num_tokens": 100 * number,
             "head": number,
             "is_equal": True,

@@ -49,6 +49,11 @@ def test_listed_steps_count_what_was_drafted() -> None:
     [
         (None, 3, "server: its responses do not say"),
         (summary([1, 1], 2), None, "k: with auto drafts differ in length"),
+        (
+            summary([4, 3, 2, 1], 30) | {"synthetic_acceptance": True},
+            3,
+            "server: it accepts drafts by chance",
+        ),
         (summary([4, 3, 2, 1], 25), 3, "k: 25 tokens in 10 drafts are not 3 each"),
     ],
 )

@@ -9,6 +9,7 @@ and when the other end is closed, so that no engine outlives a command that was 
     {"command": "facts"}                                    again
     {"command": "tokenize", "texts": [...]}
     {"command": "tokenize_chats", "conversations": [[{"role": ..., ...}, ...], ...]}
+    {"command": "detokenize", "token_ids": [[ids], ...]}
     {"command": "generate", "requests": [{"prompt": [ids], "sampling": {...}}, ...],
      "times_drafting": true}
     {"command": "play", "requests": [...], "is_undisturbed": false, "seed": 0}
@@ -88,7 +89,7 @@ class CommandedEngine:
     """An engine and what is counted of it."""
 
     COMMANDS: ClassVar[tuple[str, ...]] = (
-        *("facts", "tokenize", "tokenize_chats", "generate", "play"),
+        *("facts", "tokenize", "tokenize_chats", "detokenize", "generate", "play"),
         *("flush_hidden_states", "rounds"),
     )
     """Methods that may be asked for."""
@@ -154,6 +155,12 @@ class CommandedEngine:
             for each in conversations
         ]
         return {"token_ids": encoded}
+
+    def detokenize(self, token_ids: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Texts of tokens, without special ones."""
+        tokenizer = self.engine.get_tokenizer()
+        texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in token_ids]
+        return {"texts": texts}
 
     def generate(
         self, requests: Sequence[Mapping[str, Any]], times_drafting: bool = False

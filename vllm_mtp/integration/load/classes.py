@@ -53,7 +53,7 @@ def name_our_classes(config: VllmConfig) -> None:
         check_recurrent_layers(config.model_config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
-    front_end.install()
+    front_end.install(settings_of(config))
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None

@@ -37,6 +37,11 @@ from vllm_mtp.integration.load.classes import WORKERS, name_our_classes
 from vllm_mtp.integration.load.command_line import clear_exit
 from vllm_mtp.integration.load.layer_types import restore_layer_types
 from vllm_mtp.integration.load.settings import SETTINGS_KEY, Carried, settings_of
+from vllm_mtp.integration.load.synthetic_acceptance import (
+    announce,
+    check_rates,
+    check_synthetic,
+)
 from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
 from vllm_mtp.integration.worker.adapting import check_adapting
 from vllm_mtp.integration.worker.draft_sampling import choose_methods
@@ -152,6 +157,7 @@ def _split(args: EngineArgs) -> SplitOptions:
     vllm_keys = frozenset(f.name for f in dataclasses.fields(SpeculativeConfig))
     split = split_options(options, vllm_keys)
     _check_name(split.passthrough.get("model"))
+    check_synthetic(split.own)
     if split.own.lists_draft_vocab:
         read_vocabulary_list(split.own.draft_vocab)
     return split
@@ -180,6 +186,7 @@ def _hand_over_to_vllm(
         is_common=target_parallel_config.data_parallel_size > 1,
     )
     _check_draft_vocab(split.own, target_model_config)
+    check_rates(split.own, draft_length)
     args.speculative_config = split.vllm_options(draft_length, num_layers)
     args.spec_method = args.spec_model = args.spec_tokens = None
     args.additional_config = {
@@ -255,6 +262,7 @@ def _finish(config: VllmConfig) -> None:
     restore_layer_types(config)
     name_our_classes(config)
     checkpoint.check_mtp_weights(config)
+    announce(config)
 
 
 def _refuse_user_classes(args: EngineArgs) -> None:

@@ -6,12 +6,17 @@ no plugin before the engine starts. So our options in the config install the fro
 wherever they are unpickled (`settings.Carried`).
 """
 
+from vllm_mtp.config import SYNTHETIC, MTPPlusConfig
 from vllm_mtp.integration.observe import response_metrics, stat_logger
 from vllm_mtp.integration.scheduler import request_validation
 
 
-def install() -> None:
-    """Checks of requests, our metrics, and ours in responses. Safe to call twice."""
+def install(own: MTPPlusConfig) -> None:
+    """Checks of requests, our metrics, and ours in responses. Safe to call twice.
+
+    Args:
+        own: Our options, of the engine that this process takes requests for.
+    """
     request_validation.install()
     stat_logger.install()
-    response_metrics.install()
+    response_metrics.install(own.rejection_sample_method == SYNTHETIC)

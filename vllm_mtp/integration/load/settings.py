@@ -3,12 +3,14 @@
 They travel inside vLLM's own ``VllmConfig.additional_config``.
 """
 
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from vllm_mtp.config import METHOD, MTPPlusConfig, parse_own_options
+from vllm_mtp import __version__
+from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, parse_own_options
 from vllm_mtp.integration.load.layout import Layout
 
 SETTINGS_KEY = METHOD
@@ -21,14 +23,19 @@ class Carried(dict[str, Any]):
     """Our options on their way. Where they arrive, requests may come in, too."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (dict(self),)
+        return _arrived, (dict(self), __version__)
 
 
-def _arrived(options: Mapping[str, Any]) -> Carried:
+def _arrived(options: Mapping[str, Any], sent_by: str) -> Carried:
+    if sent_by != (here := __version__):
+        raise ConfigError(
+            f"vllm-mtp {here} is installed on {platform.node()}, and {sent_by} where "
+            "the engine was started: all machines of an engine need the same"
+        )
     # Imported here: the front end's modules read settings.
     from vllm_mtp.integration.load import front_end
 
-    front_end.install()
+    front_end.install(parse_own_options(options))
     return Carried(options)
 
 

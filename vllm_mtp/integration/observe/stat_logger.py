@@ -18,11 +18,12 @@ from vllm.v1.metrics.loggers import (
 )
 
 from vllm_mtp.integration.load.settings import SETTINGS_KEY, settings_of
+from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.load.wrapping import wrap_once
 from vllm_mtp.integration.observe.step_metrics import ROUNDS_KEY, STATS_KEY
 from vllm_mtp.metrics.log_line import describe
 from vllm_mtp.metrics.prometheus import Kinds, SpeculationMetrics
-from vllm_mtp.metrics.stats import SpeculationStats
+from vllm_mtp.metrics.stats import SYNTHETIC_ACCEPTANCE, SpeculationStats
 from vllm_mtp.page.rounds import RecentRequests
 
 # Below "vllm", so that its log settings apply to our lines, too.
@@ -71,6 +72,8 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
             kinds: Classes of the metrics; None for those of ``prometheus_client``.
         """
         self._max_draft_length = vllm_config.speculative_config.num_speculative_tokens
+        self._levels = {SYNTHETIC_ACCEPTANCE: float(is_synthetic(vllm_config))}
+        """What stays as it is; known before the first step."""
         self._writes_lines = writes_lines
         self._metrics = SpeculationMetrics(
             vllm_config.model_config.served_model_name,
@@ -81,9 +84,13 @@ class MTPPlusStatLogger(AggregateStatLoggerBase):
         own = settings_of(vllm_config)
         self.recent_requests = RecentRequests(own.show_rounds)
         self._interval = {engine: self._nothing() for engine in engine_indexes}
+        for engine, stats in self._interval.items():
+            self._metrics.add(stats, engine)
 
     def _nothing(self) -> SpeculationStats:
-        return SpeculationStats.empty(self._max_draft_length)
+        stats = SpeculationStats.empty(self._max_draft_length)
+        stats.levels |= self._levels
+        return stats
 
     def record(
         self,

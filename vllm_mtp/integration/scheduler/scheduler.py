@@ -6,6 +6,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
 from vllm_mtp.integration.scheduler.messages import (
     ScoredDraftTokenIds,
@@ -33,6 +34,8 @@ class MTPPlusScheduler(NotingScheduler):
         """Of the draft tokens that came last."""
         self._draws_drafts = draws_drafts(self.vllm_config)
         self._stops_early = may_stop_early(self.vllm_config)
+        # What the target samples says nothing of acceptance that is synthetic.
+        self._compares_drafts = not is_synthetic(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
@@ -51,7 +54,8 @@ class MTPPlusScheduler(NotingScheduler):
             draft = self._cut_draft(request_id)
             is_verified = self._draft_lengths.get(request_id, 0) > 0
             # Made without all of its KV a draft says nothing.
-            if draft and not is_verified and request_id not in self._still_waiting:
+            is_whole = request_id not in self._still_waiting
+            if self._compares_drafts and draft and not is_verified and is_whole:
                 self._shadow_drafts[request_id] = draft[0]
 
     def _take_scores(self, drafts: ScoredDraftTokenIds) -> None:

@@ -21,6 +21,7 @@ from vllm_mtp.integration.v1.logits_processors import (
     is_plainly_greedy,
     is_plainly_sampled,
 )
+from vllm_mtp.integration.v1.synthetic_acceptance import accept_by_chance
 from vllm_mtp.integration.v1.truncation import truncate
 from vllm_mtp.integration.v1.verified_rows import verified_rows
 from vllm_mtp.verification.drawing import draw
@@ -224,7 +225,9 @@ class MTPPlusRejectionSampler(RejectionSampler):
             )
             draft_probs = self._whole(draft_probs, target_logits.shape[1])
         verify = theirs.rejection_sample
-        if self.tests_blocks and not sampling_metadata.all_greedy:
+        if self.synthetic_mode and target_logits.device.type == "cpu":
+            verify = accept_by_chance
+        elif self.tests_blocks and not sampling_metadata.all_greedy:
             verify = verify_blocks
         return verify(
             draft_token_ids,

@@ -9,6 +9,7 @@ from vllm_mtp.config import AUTO
 from vllm_mtp.drafting.vocabulary import choose_num_rows
 from vllm_mtp.drafting.vocabulary_list import listed_token_ids
 from vllm_mtp.integration.load.settings import SETTINGS_KEY, settings_of
+from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 
 DRAWN, CHOSEN, BLOCK = "probabilistic", "greedy", "block"
 MAX_PROPOSALS_SHARE = 0.01
@@ -74,6 +75,7 @@ def tests_shadow_drafts(vllm_config: Any) -> bool:
         draws_drafts(vllm_config)
         and not vllm_config.use_v2_model_runner
         and not vllm_config.scheduler_config.async_scheduling
+        and not is_synthetic(vllm_config)
     )
 
 
