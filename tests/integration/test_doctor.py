@@ -69,6 +69,15 @@ def test_a_model_without_mtp_layers(tmp_path: Path) -> None:
     assert "has no MTP layers" in problem
 
 
+def test_a_hybrid_model_on_a_cpu_is_refused_before_it_is_served(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3_next")
+    code, report = doctor(str(tmp_path))
+    assert code == 1
+    (problem,) = problems(report)
+    assert "recurrent layers" in problem
+    assert "serve it without speculation here" in problem
+
+
 def test_promised_layers_that_are_missing(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "mimo", mtp_weights="missing")
     code, report = doctor(str(tmp_path))

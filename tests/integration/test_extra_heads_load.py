@@ -85,6 +85,11 @@ def test_more_draft_tokens_than_heads_are_refused(model: Path) -> None:
     assert f"at most {NUM_HEADS}" in sentence
 
 
+def test_states_to_train_heads_on_are_not_recorded(model: Path) -> None:
+    sentence = refusal(model, hidden_states_path="/anywhere")
+    assert "hidden_states_path is not allowed with extra heads" in sentence
+
+
 @pytest.mark.parametrize("num_tokens", [None, 1, "4"])
 def test_a_model_without_heads_has_nothing_to_draft_with(
     num_tokens: Any, model: Path

@@ -135,6 +135,8 @@ def _of_model(name: str, head: str | None) -> Iterator[Finding]:
     layers = f"{facts.num_mtp_layers} MTP layer(s)"
     text = f"{facts.architecture} with {layers}, drafted by {facts.draft_architecture}"
     yield Finding("ok", "model", text)
+    if facts.refusal:
+        yield Finding("problem", "model", facts.refusal)
     yield _of_family(facts)
     yield from _of_weights(name, head, facts)
 

@@ -50,14 +50,20 @@ def has_extra_heads(speculative_config: Any) -> bool:
     return draft is not None and draft.architectures[0] == _DRAFT
 
 
-def settle(speculative_config: Any) -> None:
+def settle(speculative_config: Any, records_hidden_states: bool) -> None:
     """In the finished config of an engine, where drafts come from extra heads.
 
     Raises:
-        ConfigError: More draft tokens than heads: each has one of its own.
+        ConfigError: More draft tokens than heads: each has one of its own. Or hidden
+            states are to be recorded, which nothing trains such heads on.
     """
     if not has_extra_heads(speculative_config):
         return
+    if records_hidden_states:
+        raise ConfigError(
+            "speculative_config.hidden_states_path is not allowed with extra heads: "
+            "they are not what `vllm-mtp tune` trains; remove it."
+        )
     asked = speculative_config.num_speculative_tokens
     num_heads = speculative_config.draft_model_config.hf_config.n_predict
     if asked > num_heads:

@@ -48,12 +48,13 @@ def name_our_classes(config: VllmConfig) -> None:
         )
     runner = "v2" if config.use_v2_model_runner else "v1"
     _refuse_contradictions(config)
-    settle(config.speculative_config)
+    own = settings_of(config)
+    settle(config.speculative_config, own.hidden_states_path is not None)
     if "cpu_worker" in worker:
         check_recurrent_layers(config.model_config)
     compat.check({"core", runner, *({"cpu"} if "cpu_worker" in worker else ())})
     is_async = bool(config.scheduler_config.async_scheduling)
-    front_end.install(settings_of(config))
+    front_end.install(own)
     config.parallel_config.worker_cls = WORKERS[worker]
     config.scheduler_config.scheduler_cls = SCHEDULERS[is_async]
     assert config.speculative_config is not None
@@ -63,7 +64,7 @@ def name_our_classes(config: VllmConfig) -> None:
         "%s: up to K=%d draft tokens, %s controller, model runner %s, %s scheduling",
         METHOD,
         config.speculative_config.num_speculative_tokens,
-        settings_of(config).controller,
+        own.controller,
         runner.upper(),
         "async" if is_async else "sync",
     )

@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from vllm_mtp.config import METHOD, VLLM_METHOD, ConfigError
+from vllm_mtp.integration.cpu.recurrent_layers import check_recurrent_layers
 from vllm_mtp.integration.load import checkpoint, compat
 from vllm_mtp.integration.load.child import in_child
 from vllm_mtp.integration.load.headers import find_headers, unlisted_headers
@@ -39,6 +40,8 @@ class ModelFacts:
     hidden_size: int
     vocab_size: int
     dtype_bytes: int
+    refusal: str
+    """Why it is not served on this machine; empty if it may be."""
 
 
 def model_facts(model: str, head: str | None = None) -> ModelFacts:
@@ -67,7 +70,18 @@ def model_facts(model: str, head: str | None = None) -> ModelFacts:
         hidden_size=config.get_hidden_size(),
         vocab_size=config.get_vocab_size(),
         dtype_bytes=torch.empty(0, dtype=config.dtype).itemsize,
+        refusal=_refusal(config),
     )
+
+
+def _refusal(model_config: Any) -> str:
+    if not current_platform.is_cpu():
+        return ""
+    try:
+        check_recurrent_layers(model_config)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True)
