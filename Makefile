@@ -21,7 +21,7 @@ serve_args_gpu =
 test_jobs = $(if $(filter gpu,$(shell $(bootstrap) hardware)),1,2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo demo-ray serve bench lint quality test format
+.PHONY: help setup python demo demo-ray serve bench lint quality test test-long format
 
 help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
@@ -29,7 +29,8 @@ help:
 	@echo 'make demo-ray [MODEL=]  two servers behind one endpoint, by Ray'
 	@echo 'make serve [MODEL=] [PORT=8000] [ARGS=]   a server with mtp_plus'
 	@echo 'make bench ARGS=...   measure: rollback, steps, grid; python -m benchmarks'
-	@echo 'make test             style, types and every test'
+	@echo 'make test             style, types and every test but the long ones'
+	@echo 'make test-long        those'
 	@echo 'make quality          style, types and the import rule'
 	@echo 'make format           let ruff rewrite the style'
 	@echo 'make -s python        print the interpreter of the environment'
@@ -64,6 +65,10 @@ quality: lint
 
 test: lint
 	@$(run) python -m pytest tests -n $(test_jobs) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-long: setup
+	@LONG_TESTS=1 $(run) python -m pytest tests -m long -n $(test_jobs) \
+	  --dist loadfile $(ARGS)
 
 format: setup
 	@$(run) ruff check --fix .

@@ -38,6 +38,7 @@ def test_random_requests_are_answered_as_without_speculation(tmp_path: Path) -> 
     assert not any(report["held"].values())
 
 
+@pytest.mark.long
 def test_a_while_of_everything_leaves_nothing_behind(tmp_path: Path) -> None:
     report = run_soak(
         SoakOptions(

@@ -81,6 +81,7 @@ def interrupt_after_the_first_rounds(folder: Path) -> int:
     return len(rounds(folder))
 
 
+@pytest.mark.long
 def test_an_interrupted_grid_continues_and_ends_with_a_result(tmp_path: Path) -> None:
     num_kept = interrupt_after_the_first_rounds(tmp_path)
     assert num_kept < len(CONTENDERS) * len(CELLS) * 2  # it was not over yet

@@ -5,6 +5,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.benchmarks import BENCHMARKS, REPOSITORY, refused, run_benchmarks
 from tests.support.terminal import hear_ctrl_c
 
@@ -63,6 +65,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert bench("--device", "gpu").returncode == 2
 
 
+@pytest.mark.long
 def test_control_c_leaves_no_file(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*BENCHMARKS, "rollback", "--device", "cpu", "--output", str(tmp_path)],

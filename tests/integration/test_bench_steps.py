@@ -16,6 +16,7 @@ def bench_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_benchmarks("steps", *arguments, timeout_s=400, env=environ)
 
 
+@pytest.mark.long
 def test_two_engines_are_compared_step_by_step(tmp_path: Path) -> None:
     plus = '={"method": "mtp_plus", "controller": "fixed", "num_speculative_tokens": 2'
     result = bench_steps(

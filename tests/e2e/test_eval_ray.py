@@ -1,4 +1,8 @@
-"""``vllm-mtp eval --ray`` and ``tune --ray`` on a real Ray cluster of this machine."""
+"""``vllm-mtp eval --ray`` and ``tune --ray`` on a real Ray cluster of this machine.
+
+Files are run in the order of their names, two at a time: this one is far from
+`test_ray`, because two clusters at once take several times as long.
+"""
 
 import json
 import os
