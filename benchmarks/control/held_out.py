@@ -37,9 +37,15 @@ from benchmarks.control.trace_oracle import (
     expected_uniform,
 )
 from benchmarks.control.trace_world import Array
-from vllm_mtp.config import ConfigError, MTPPlusConfig, graph_tiers
+from vllm_mtp.config import (
+    ConfigError,
+    MTPPlusConfig,
+)
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import make_controller
+from vllm_mtp.draft_lengths import (
+    graph_tiers,
+)
 from vllm_mtp.records import DraftDecision
 from vllm_mtp.tools.provenance import collect_provenance, write_json
 

@@ -18,7 +18,10 @@ from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import (
 )
 
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from vllm_mtp.config import graph_tiers, tier_table
+from vllm_mtp.draft_lengths import (
+    graph_tiers,
+    tier_table,
+)
 from vllm_mtp.integration.load import engine_args
 from vllm_mtp.integration.load.doctor import GraphFacts, graphs_of
 from vllm_mtp.integration.v2 import decode_graphs

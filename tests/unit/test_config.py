@@ -11,14 +11,18 @@ from pydantic import ValidationError
 from vllm_mtp.config import (
     MAX_DRAFT_LENGTH,
     OWN_KEYS,
-    REFUSED_KEYS,
     ConfigError,
     MTPPlusConfig,
-    graph_tiers,
     parse_own_options,
+)
+from vllm_mtp.draft_lengths import (
+    graph_tiers,
     resolve_draft_length,
-    split_options,
     tier_table,
+)
+from vllm_mtp.split_options import (
+    REFUSED_KEYS,
+    split_options,
 )
 
 VLLM_KEYS = frozenset({"model", "quantization", "max_model_len", "method", *OWN_KEYS})

@@ -14,9 +14,16 @@ from benchmarks.__main__ import app as benchmarks
 from benchmarks.control.trace_file import read_trace
 from vllm_mtp.cli.arguments import parse_object
 from vllm_mtp.cli.main import app
-from vllm_mtp.config import METHOD, ConfigError, MTPPlusConfig, split_options
+from vllm_mtp.config import (
+    METHOD,
+    ConfigError,
+    MTPPlusConfig,
+)
 from vllm_mtp.drafting.vocabulary_list import read_vocabulary_list
 from vllm_mtp.request_options import pinned_draft_length
+from vllm_mtp.split_options import (
+    split_options,
+)
 from vllm_mtp.tools.prompts import load_prompts
 from vllm_mtp.tools.report import make_report
 

@@ -22,6 +22,8 @@ NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "configs"}
 LAYERS = (
     {"records"},
     {"config", "acceptance"},
+    {"draft_lengths"},
+    {"split_options"},
     {
         "control",
         "drafting",
@@ -44,6 +46,8 @@ EXTRAS = {*TOOLS, "jinja2", "matplotlib", "ray"}
 FORBIDDEN_THIRD_PARTY = {
     "records": {"vllm", "torch", "pydantic", *EXTRAS},
     "config": {"vllm", "torch", *EXTRAS},
+    "draft_lengths": {"vllm", "torch", *EXTRAS},
+    "split_options": {"vllm", "torch", *EXTRAS},
     "acceptance": {"vllm", "torch", *EXTRAS},
     "request_options": {"vllm", "torch", *EXTRAS},
     "control": {"vllm", "torch", *EXTRAS},

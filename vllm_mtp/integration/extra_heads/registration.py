@@ -16,8 +16,14 @@ from typing import Any
 from vllm.config import SpeculativeConfig
 from vllm.model_executor.models import ModelRegistry
 
-from vllm_mtp.config import KEEPS_CACHED_BLOCK, METHOD, ConfigError
+from vllm_mtp.config import (
+    METHOD,
+    ConfigError,
+)
 from vllm_mtp.integration.load.wrapping import wrap_once
+from vllm_mtp.split_options import (
+    KEEPS_CACHED_BLOCK,
+)
 
 WEIGHTS = "extra_heads."
 """What the names of their weights begin with: ``extra_heads.{i}.self_attn...``."""

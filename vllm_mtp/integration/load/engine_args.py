@@ -23,9 +23,9 @@ from vllm_mtp.config import (
     METHOD,
     ConfigError,
     MTPPlusConfig,
-    SplitOptions,
+)
+from vllm_mtp.draft_lengths import (
     resolve_draft_length,
-    split_options,
 )
 from vllm_mtp.drafting.vocabulary_list import (
     check_belongs,
@@ -45,6 +45,10 @@ from vllm_mtp.integration.load.synthetic_acceptance import (
 from vllm_mtp.integration.load.wrapping import unwrap, wrap_once
 from vllm_mtp.integration.worker.adapting import check_adapting
 from vllm_mtp.integration.worker.draft_sampling import choose_methods
+from vllm_mtp.split_options import (
+    SplitOptions,
+    split_options,
+)
 
 _FLAGS = {"spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """Top-level aliases of vLLM for keys of the speculative config."""
