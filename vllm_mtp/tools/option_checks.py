@@ -82,8 +82,10 @@ def check_verifies(config: Mapping[str, object]) -> None:
     Raises:
         ConfigError: Its acceptance is synthetic.
     """
-    for key in ("rejection_sample_method", "rejection-sample-method"):
-        if config.get(key) == SYNTHETIC:
+    for key, value in config.items():
+        # As vLLM reads keys.
+        name = key.replace("-", "_")
+        if name == "rejection_sample_method" and value == SYNTHETIC:
             raise ConfigError(
                 f"speculative-config: {key} {SYNTHETIC!r} is not allowed; it accepts "
                 "drafts by chance, which says nothing about texts or drafts"

@@ -17,6 +17,7 @@ from vllm_mtp.tools.ray_train import following, train_on_ray
 
 if TYPE_CHECKING:
     from vllm_mtp.tools.tune import TuneOptions
+    from vllm_mtp.tune.plan import TuningPlan
 
 RUN_FOLDER = "run"
 MEASURE_EVERY = 200
@@ -44,24 +45,14 @@ def train(
         ConfigError: Model or texts cannot be used.
     """
     from vllm_mtp.tune.checkpoint import Checkpoint, local_folder, write_head
-    from vllm_mtp.tune.plan import TuningPlan
     from vllm_mtp.tune.ranks import on_ranks
     from vllm_mtp.tune.shards import Texts
     from vllm_mtp.tune.train import Trainer
 
     model = Checkpoint(local_folder(resolve_model(options.model)))
     source = model if options.draft_model is None else Checkpoint(options.draft_model)
-    # Each of several layers drafts one token.
     num_layers = options.mtp_layers or source.num_mtp_layers
-    several = num_layers if num_layers > 1 else 16
-    same = TuningPlan.model_fields.keys() & vars(options).keys()
-    plan = TuningPlan.model_validate(
-        {name: getattr(options, name) for name in same}
-        | {
-            "num_steps": min(options.draft_steps, several),
-            "checkpoints_activations": options.recompute,
-        }
-    )
+    plan = _plan_of(options, num_layers)
     run = options.output / RUN_FOLDER
     run.mkdir(parents=True, exist_ok=True)
     start_s = perf_counter()
@@ -90,6 +81,21 @@ def train(
             stored = {name: weights[name].to(kind) for name, kind in dtypes.items()}
             write_head(options.output, model, stored, tuning, num_layers)
     return tuning
+
+
+def _plan_of(options: "TuneOptions", num_layers: int) -> "TuningPlan":
+    from vllm_mtp.tune.plan import TuningPlan
+
+    # Each of several layers drafts one token.
+    several = num_layers if num_layers > 1 else 16
+    same = TuningPlan.model_fields.keys() & vars(options).keys()
+    return TuningPlan.model_validate(
+        {name: getattr(options, name) for name in same}
+        | {
+            "num_steps": min(options.draft_steps, several),
+            "checkpoints_activations": options.recompute,
+        }
+    )
 
 
 def _drafted(options: "TuneOptions", model: Any, folder: Path) -> Any:
