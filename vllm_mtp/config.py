@@ -184,6 +184,17 @@ class MTPPlusConfig(BaseModel):
             "a CPU or with `--enforce-eager`, one rank, no trace."
         ),
     )
+    copy_from_context: bool = Field(
+        default=True,
+        description=(
+            "Continue drafts by copying: where a request's own tokens (prompt or "
+            "answer) hold its last tokens and the draft of the MTP layers, what "
+            "followed there is proposed next, up to `num_speculative_tokens`, as often "
+            "as such copies have been right. With the controllers `goodput` and "
+            "`random`, for models with one MTP layer, on Model Runner V2 and on V1 "
+            "with sync scheduling."
+        ),
+    )
     max_tpot_ms: float | None = Field(
         default=None,
         gt=0,

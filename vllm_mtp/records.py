@@ -28,6 +28,8 @@ class DecodeRequest(NamedTuple):
     is_constrained: bool = False
     """Its tokens must be among listed ones, or follow a grammar. Estimated apart: it is
     known before the first draft, and such texts have little in common with others."""
+    is_copying: bool = False
+    """Its context offered a continuation of its last draft that is known of."""
 
 
 class DraftChances(NamedTuple):
@@ -70,6 +72,11 @@ class DraftDecision(NamedTuple):
     """Why, in a word for logs and metrics: ``exploit``, ``probe``, ``fixed``, ..."""
     stop_rule: StopRule | None = None
     """Stops drafting earlier, where the worker can."""
+    copy_lengths: Mapping[str, int] = {}
+    """Draft length of a request whose context continues its draft, up to K_max, by
+    request id; of others, and where it does not, K stays."""
+    copy_acceptance: float = 0.0
+    """Of a copied token, if those before it are accepted, in the mean."""
 
 
 class RequestOutcome(NamedTuple):
@@ -88,6 +95,9 @@ class RequestOutcome(NamedTuple):
     """Of those left out, by their confidences; 0 after a rejection."""
     num_forbidden: int = 0
     """Draft tokens that had rows and that a grammar forbade."""
+    num_copied: int = 0
+    """The last ones of the draft tokens, which are no MTP layer's: they were copied
+    from the request's context, or stand where it was expected to go on."""
 
     @property
     def acceptance_length(self) -> int:
@@ -130,6 +140,9 @@ class StepOutcome(NamedTuple):
     stood verification's test against the row that was sampled from. This tells as much
     as a verification, for no rows. Known where drafts come back to the scheduler (sync
     scheduling)."""
+    copies: tuple[RequestOutcome, ...] = ()
+    """Continuations that contexts offered, verified or not: tokens that could be
+    compared with what was committed in their place, and how many were the same."""
 
     @property
     def num_draft_tokens(self) -> int:

@@ -50,19 +50,48 @@ def _with(message_type: type[Message], theirs: Any, **ours: Any) -> Message:
     return message_type(**known | ours)
 
 
+class CopyDirections(NamedTuple):
+    """How far drafts may be continued from contexts."""
+
+    draft_depth: int
+    """Draft steps of the MTP layers; drafts may be longer."""
+    chain_lengths: Mapping[str, int]
+    """Draft tokens of the MTP layers that are verified, by request id. Which are is
+    settled before they are drawn: else what the context says would favour some."""
+    copy_lengths: Mapping[str, int]
+    """Draft tokens that are verified where the context continues those."""
+    acceptance: float
+    """Of a copied token, if those before it are accepted, in the mean."""
+
+
 @dataclass
 class DirectedSchedulerOutput(SchedulerOutput):
     """A step with directions for its drafts."""
 
     stop_rule: StopRule | None = None
     """Drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
+    copying: "CopyDirections | None" = None
+    """Contexts may continue drafts; None where nothing is drafted."""
 
 
 def directed(
-    output: SchedulerOutput, stop_rule: StopRule | None
+    output: SchedulerOutput,
+    stop_rule: StopRule | None,
+    copying: CopyDirections | None = None,
 ) -> DirectedSchedulerOutput:
-    """The same step with directions; without a rule as well, so that none is missed."""
-    return _with(DirectedSchedulerOutput, output, stop_rule=stop_rule)
+    """The same step with directions; without any as well, so that none is missed."""
+    return _with(
+        DirectedSchedulerOutput, output, stop_rule=stop_rule, copying=copying
+    )
+
+
+def copying_of(output: SchedulerOutput) -> CopyDirections | None:
+    """How far drafts of a step may be continued, in an engine where they may be."""
+    if isinstance(output, DirectedSchedulerOutput):
+        return output.copying
+    if output.num_spec_tokens_to_schedule:
+        warn_lost(DirectedSchedulerOutput)
+    return None
 
 
 def stop_rule_of(output: SchedulerOutput) -> StopRule | None:
@@ -98,6 +127,20 @@ class Choice(NamedTuple):
     num_verified: int
     num_would_be_accepted: int
     """Of the next ones, drawn by how sure they were, should all of those be."""
+
+
+class CopyReport(NamedTuple):
+    """What a request's context has offered. All are numbers of tokens."""
+
+    num_offered: int
+    """After the last draft of the MTP layers that is known of, and in accord with it,
+    verified or not; 0 if it was none."""
+    num_examined: int
+    """Of the offer before, that stood where tokens have been committed since."""
+    num_matched: int
+    """Of those, up to the first that was another."""
+    num_verified: int = 0
+    """Draft tokens of this step beyond those of the MTP layers."""
 
 
 class DraftedTokens(NamedTuple):
@@ -145,6 +188,8 @@ class WorkerReport(NamedTuple):
     """States to be reported (``metrics/stats.py``)."""
     drafted: DraftedTokens | None = None
     """Where somebody wants to see them (``show_rounds``)."""
+    copies: Mapping[str, CopyReport] = {}
+    """By request id, where contexts may continue drafts."""
 
 
 NOTHING = WorkerReport()

@@ -1,0 +1,43 @@
+"""Where drafts may be continued by copying from a request's own tokens."""
+
+from typing import Any
+
+from vllm_mtp.integration.extra_heads.registration import has_extra_heads
+from vllm_mtp.integration.load.settings import settings_of
+from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
+from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_proposals
+
+MIN_MATCH = 3
+"""Tokens before a draft that must stand before its continuation, too, beside the draft
+itself."""
+MAX_MATCH = 16
+"""Tokens, the draft's included, of which longer matches count as no better: of equals
+the first in the context is taken, as in vLLM's n-gram proposer."""
+
+
+def may_copy(vllm_config: Any) -> bool:
+    """Whether this engine's drafts may be continued from contexts.
+
+    Not where drafts have one length by agreement of ranks, nor where who fixes K
+    compares acceptance by it, nor behind extra heads, nor where acceptance is synthetic. On V1 the context is
+    searched on the host, which under async scheduling does not know it in time. A
+    trace could not be replayed. Watermarked drafts are vLLM's to keep.
+    """
+    own, speculation = settings_of(vllm_config), vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
+    is_async = vllm_config.scheduler_config.async_scheduling
+    return bool(
+        own.copy_from_context
+        and own.controller in ("goodput", "random")
+        and own.trace_path is None
+        and vllm_config.num_speculative_tokens > 1
+        and parallel.data_parallel_size == parallel.pipeline_parallel_size == 1
+        and parallel.prefill_context_parallel_size == 1
+        and not is_synthetic(vllm_config)
+        and not speculation.use_gemma4_mtp()
+        and not speculation.use_step3p5_mtp()
+        and not speculation.use_multi_module_mtp()
+        and not has_extra_heads(speculation)
+        and (vllm_config.use_v2_model_runner or not is_async)
+        and (keeps_own_proposals(vllm_config) or not draws_drafts(vllm_config))
+    )
