@@ -41,9 +41,15 @@ def draft(stop: EarlyStop, confidences: Sequence[Sequence[float]]) -> int:
         confidences: draft steps x requests.
     """
     for step, row in enumerate(confidences):
-        if not stop.goes_on(row):
+        if not goes_on(stop, row):
             return step + 1
     raise AssertionError("the rule allowed more than its depth")
+
+
+def goes_on(stop: EarlyStop, confidences: Sequence[float]) -> bool:
+    """Whether another step follows one with these confidences."""
+    stop.extend(confidences)
+    return stop.goes_on()
 
 
 def survivals(
@@ -118,7 +124,7 @@ def test_a_dip_in_the_price_is_used_where_drafts_are_not_drawn() -> None:
     kept = {}
     for are_drawn in (False, True):
         stop = EarlyStop(rule(usual, verify_prices=prices), ["a"], are_drawn)
-        while stop.goes_on(chain[0]):
+        while goes_on(stop, chain[0]):
             pass
         kept[are_drawn] = stop.lengths()[0]
     assert kept == {False: 3, True: 2}
@@ -137,7 +143,7 @@ def test_the_length_kept_is_the_one_that_is_worth_most(
     ruled = rule({"a": log_odds}, verify_prices=[0.0, *prices])
     stop = EarlyStop(ruled, ["a"], are_drawn=False)
     for confidence in chain[:num_steps]:
-        stop.goes_on([confidence])
+        stop.extend([confidence])
     worth = [0.0]
     for length in range(1, num_steps + 1):
         accepted = sum(survivals(ruled, "a", chain[:length]))

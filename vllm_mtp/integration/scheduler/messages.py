@@ -80,9 +80,7 @@ def directed(
     copying: CopyDirections | None = None,
 ) -> DirectedSchedulerOutput:
     """The same step with directions; without any as well, so that none is missed."""
-    return _with(
-        DirectedSchedulerOutput, output, stop_rule=stop_rule, copying=copying
-    )
+    return _with(DirectedSchedulerOutput, output, stop_rule=stop_rule, copying=copying)
 
 
 def copying_of(output: SchedulerOutput) -> CopyDirections | None:
