@@ -26,6 +26,8 @@ class Copying:
         self._schedules_blindly = schedules_blindly
         self.request_ids: set[str] = set()
         """Those that copy."""
+        self.num_verified = 0
+        """Copied tokens so far."""
         self.directions: CopyDirections | None = None
         """For the step that was scheduled last."""
 
@@ -61,6 +63,7 @@ class Copying:
         self.request_ids.clear()
         outcomes = []
         for request_id, report in reports.items():
+            self.num_verified += report.num_verified
             if report.num_offered:
                 self.request_ids.add(request_id)
             elif report.num_verified and self._schedules_blindly:
