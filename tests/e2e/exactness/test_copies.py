@@ -83,7 +83,9 @@ def all_p_values(first: Samples, second: Samples) -> dict[tuple[str, int], float
     found = p_values(first, second)
     for name in first:
         for place in range(3, NUM_TOKENS):
-            pair = [[t[place : place + 1] for t in each[name]] for each in (first, second)]
+            pair = [
+                [t[place : place + 1] for t in each[name]] for each in (first, second)
+            ]
             found[name, place + 1] = homogeneity_p_value(*pair)
     return found
 

@@ -1,12 +1,13 @@
 """Which requests copy: what workers report of contexts, and how far drafts may go.
 
 A request copies while the last thing known of its context is that it offered a
-continuation. Where draft token ids never come to the scheduler (Model Runner V2) that
-is known a step or two late, and rows for copied tokens are scheduled before it is known
-whether there are any. What then stands in those rows is an offer that failed at once.
+continuation: plans count on another one, and one that does not come is taken for one
+that failed at once. Where draft token ids never come to the scheduler (Model Runner V2)
+it is known a step or two late, and rows for copied tokens are scheduled before it is
+known whether there are any.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm_mtp.integration.scheduler.messages import CopyDirections, CopyReport
@@ -60,19 +61,27 @@ class Copying:
         Args:
             reports: Of a step, by request id; others have offered nothing.
         """
-        self.request_ids.clear()
+        before, self.request_ids = self.request_ids, set()
         outcomes = []
         for request_id, report in reports.items():
             self.num_verified += report.num_verified
             if report.num_offered:
                 self.request_ids.add(request_id)
-            elif report.num_verified and self._schedules_blindly:
+            elif self._has_failed(request_id, report, before):
                 outcomes.append(RequestOutcome(request_id, 1, 0))
             if report.num_examined:
                 outcomes.append(
                     RequestOutcome(request_id, report.num_examined, report.num_matched)
                 )
         return outcomes
+
+    def _has_failed(
+        self, request_id: str, report: CopyReport, before: Collection[str]
+    ) -> bool:
+        """Whether an offer was counted on that did not come."""
+        if self._schedules_blindly:
+            return report.num_verified > 0
+        return self.directions is not None and request_id in before
 
 
 def copying_of_scheduler(vllm_config: Any) -> Copying | None:
