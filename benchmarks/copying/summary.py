@@ -66,9 +66,8 @@ def print_report(result: Mapping[str, Any], console: Console) -> None:
 def _print_cell(cell: Mapping[str, Any], console: Console) -> None:
     table = Table(title=f"{cell['load']}, {cell['concurrency']} requests at a time")
     table.add_column("engine")
-    names = list(cell["engines"])
-    columns = ("acc. length", "drafted", "tokens/s", *(f"of {n}" for n in names[:-1]))
-    for column in columns:
+    first, *_ = cell["engines"]
+    for column in ("acc. length", "drafted", "tokens/s", f"of {first}"):
         table.add_column(column, justify="right")
     for name, figures in cell["engines"].items():
         table.add_row(
@@ -76,9 +75,13 @@ def _print_cell(cell: Mapping[str, Any], console: Console) -> None:
             f"{figures['acceptance_length']:.2f}",
             f"{figures['mean_draft_length']:.2f}",
             f"{figures['tokens_per_s']['median']:.0f}",
-            *map(_shown, cell["ratios"].get(name, {}).values()),
+            _shown(cell["ratios"][name][first]) if name != first else "",
         )
     console.print(table)
+    for over, by_engine in cell["ratios"].items():
+        for under, ratio in by_engine.items():
+            if under != first:
+                console.print(f"{over} of {under}: {_shown(ratio)}", highlight=False)
 
 
 def _shown(ratio: Mapping[str, Any]) -> str:

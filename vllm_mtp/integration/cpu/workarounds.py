@@ -64,8 +64,8 @@ def replace_expand_kernel() -> None:
 def _hidden_modules(*packages: str) -> Iterator[None]:
     """Keep modules from being looked through, which ends at llvmlite's.
 
-    vLLM's `ngram` imports it. One of its objects answers ``__dict__`` with a function of
-    its library, which `register_kernels` takes for a dictionary.
+    vLLM's `ngram` imports it. One of its objects answers ``__dict__`` with a function
+    of its library, which `register_kernels` takes for a dictionary.
     """
     hidden = {
         name: module
