@@ -7,6 +7,7 @@ import typer
 from benchmarks import cli_report, cli_trace
 from benchmarks.adapting import AdaptingBench
 from benchmarks.checkouts import CheckoutsBench
+from benchmarks.copying.bench import CopyingBench
 from benchmarks.costs import CostsOptions, run_costs
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
@@ -33,7 +34,7 @@ app = typer.Typer(
 BENCHES: tuple[type[Measurement], ...] = (
     *(StepBench, CrossingBench, OffBench, HostBench, DraftingBench),
     *(VocabularyBench, CheckoutsBench, LaunchesBench, GraphsBench, AdaptingBench),
-    WarmStartBench,
+    *(WarmStartBench, CopyingBench),
 )
 app.command()(
     command_of(

@@ -16,11 +16,10 @@ Result (JSON)::
 """
 
 import os
-import random
 import signal
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
@@ -40,7 +39,7 @@ from benchmarks.grid.cells import (
 from benchmarks.grid.engines import cut_prompts, play_together
 from benchmarks.grid.options import WORKLOADS, GridOptions
 from benchmarks.harness import Measurement, Rounds, full_speed, ratio_row, spread_of
-from benchmarks.spread import Spread
+from benchmarks.spread import Spread, resampled_interval
 from vllm_mtp.config import METHOD
 from vllm_mtp.tools.engine_arguments import (
     EngineSize,
@@ -62,7 +61,6 @@ from vllm_mtp.tools.server_process import exit_on_signals, log_folder
 HERE = Path(__file__).resolve().parents[1]
 AFTER, BEFORE = "after", "before"
 MAX_MODEL_LEN = 512
-RESAMPLES = 10_000
 
 _OBEY = """
 import sys
@@ -261,16 +259,6 @@ class CheckoutsBench(Measurement):
         console.print(
             f"Geometric mean {overall['geometric_mean']:.3f} ({low:.3f}..{high:.3f})"
         )
-
-
-def resampled_interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the geometric mean of ratios, by the bootstrap."""
-    draw = random.Random(0)
-    means = sorted(
-        statistics.geometric_mean(draw.choices(ratios, k=len(ratios)))
-        for _ in range(RESAMPLES)
-    )
-    return means[RESAMPLES // 40], means[-RESAMPLES // 40 - 1]
 
 
 def _checkout(rounds: Rounds, name: str) -> Spread:

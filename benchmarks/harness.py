@@ -120,6 +120,11 @@ class EngineBench(Measurement):
     def longest_tokens(self) -> int:
         """Of an answer."""
 
+    @property
+    def room_tokens(self) -> int:
+        """``max_model_len`` of the engines: the longest request, and some to spare."""
+        return PROMPT_TOKENS + self.longest_tokens + SPARE_TOKENS
+
     @abstractmethod
     def play(
         self, group: EngineGroup, prompts: Prompts, console: Console
@@ -147,8 +152,8 @@ class EngineBench(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(EngineBench):
-    """Engines side by side. A subclass answers the questions."""
+class RoundsBench(EngineBench):
+    """Engines that play rounds in turns. A subclass says of what."""
 
     warm_ups: int = option(2, "Untimed rounds, in which engines learn.", 0, 100)
     repeats: int = option(5, "Timed rounds of each engine.", 1, 100)
@@ -158,6 +163,11 @@ class Bench(EngineBench):
 
     timed: ClassVar[Timed | None] = None
     """What of a step to time apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(RoundsBench):
+    """Engines side by side. A subclass answers the questions."""
 
     @property
     @abstractmethod
@@ -245,8 +255,7 @@ def start_engines(
         ServerError: An engine failed.
     """
     most = max(bench.most_requests for bench in benches)
-    answer_tokens = max(bench.longest_tokens for bench in benches)
-    room = PROMPT_TOKENS + answer_tokens + SPARE_TOKENS
+    room = max(bench.room_tokens for bench in benches)
     first, *_ = benches
     size = EngineSize(resolve_model(first.model), room, most, first.dtype)
     in_turn = any(bench.starts_in_turn for bench in benches)
@@ -265,7 +274,7 @@ def start_engines(
 
 def play_rounds(
     group: EngineGroup,
-    bench: Bench,
+    bench: RoundsBench,
     waves: Iterator[Waves],
     concurrency: int,
     console: Console,

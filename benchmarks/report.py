@@ -8,6 +8,7 @@ from rich.console import Console
 from benchmarks.adapting import AdaptingBench
 from benchmarks.checkouts import CheckoutsBench
 from benchmarks.control import held_out, trace_report
+from benchmarks.copying.bench import CopyingBench
 from benchmarks.crossing import CrossingBench
 from benchmarks.drafting import DraftingBench
 from benchmarks.graphs import GraphsBench
@@ -107,6 +108,11 @@ KINDS: Mapping[str, Kind] = {
         "Draft vocabularies",
         _keys("rounds", "in_domain", "other_domain", "num_rows"),
         VocabularyBench.show,
+    ),
+    "copying": Kind(
+        "Copying from context",
+        _keys("engines", "loads", "cells", *_SIDE_BY_SIDE),
+        CopyingBench.show,
     ),
     "warm-start": Kind(
         "Warm start", _keys("warm", "cold", "options"), WarmStartBench.show

@@ -1,8 +1,11 @@
 """A figure over several repeats: median and quartiles."""
 
+import random
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+RESAMPLES = 10_000
 
 
 class Spread(NamedTuple):
@@ -43,3 +46,13 @@ class Spread(NamedTuple):
             "quartiles": [self.lower, self.upper],
             "each": list(self.each),
         }
+
+
+def resampled_interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the geometric mean of ratios, by the bootstrap."""
+    draw = random.Random(0)
+    means = sorted(
+        statistics.geometric_mean(draw.choices(ratios, k=len(ratios)))
+        for _ in range(RESAMPLES)
+    )
+    return means[RESAMPLES // 40], means[-RESAMPLES // 40 - 1]

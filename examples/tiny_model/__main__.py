@@ -244,6 +244,19 @@ def expand(
 
 
 @app.command()
+def copying(
+    source: Annotated[Path, typer.Argument(help="The bundled model, or deeper ones.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write; new or empty.")],
+    seed: Annotated[int, typer.Option(help="Of the tokens' codes.")] = 0,
+) -> None:
+    """Put a circuit before the layers that repeats what the prompt has held before."""
+    from examples.tiny_model.copying import make_copying_checkpoint
+
+    with _user_errors():
+        make_copying_checkpoint(source, output, seed=seed)
+
+
+@app.command()
 def training_prompts(
     output: Annotated[Path, typer.Argument(help="Prompts to write (.jsonl).")],
     num_prompts: int = 6000,

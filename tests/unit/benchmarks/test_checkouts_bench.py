@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checkouts import HERE, CheckoutsBench, resampled_interval
+from benchmarks.checkouts import HERE, CheckoutsBench
+from benchmarks.spread import resampled_interval
 from vllm_mtp.config import ConfigError
 
 

@@ -9,6 +9,9 @@ import numpy as np
 
 from benchmarks.adapting import AdaptingBench, summary
 from benchmarks.checkouts import HERE, CheckoutsBench
+from benchmarks.copying.bench import CopyingBench
+from benchmarks.copying.copied import copied_share, count_copied
+from benchmarks.copying.summary import summarise_cell
 from benchmarks.drafting import DraftingBench
 from benchmarks.graphs import GraphsBench
 from benchmarks.grid.cells import Cell
@@ -281,6 +284,34 @@ def _adapting() -> Any:
     return written(AdaptingBench(), {"rounds": rounds, **summary(rounds)})
 
 
+def _copying() -> Any:
+    """Two rounds of one load."""
+    bench = CopyingBench()
+
+    def figures(name: str) -> dict[str, Any]:
+        seconds = {"none": 4.0, "mtp_plus alone": 2.0}.get(name, 1.0)
+        return {
+            "full_tokens": 100,
+            "full_seconds": seconds,
+            "decode_tokens": 100,
+            "decode_request_steps": 25,
+            "request_steps": 25,
+            "drafted_per_position": [25, 25, 25],
+        }
+
+    rounds = [{name: figures(name) for name in bench.contenders}] * 2
+    load = {
+        "prompt_tokens": 5.0,
+        "copied": copied_share([count_copied([1, 2, 3, 4, 5, 1, 2, 3, 4], [5, 6])]),
+        "num_equal": 1,
+        "num_requests": 1,
+    }
+    cell = {"load": "edits", "concurrency": 1}
+    cell |= summarise_cell(rounds, tuple(bench.contenders))
+    found = {"engines": bench.contenders, "loads": {"edits": load}, "cells": [cell]}
+    return written(bench, {**found, "identical_texts": True})
+
+
 MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "eval": _eval,
     "compare": _compare,
@@ -291,6 +322,7 @@ MADE: dict[str, Callable[[], Mapping[str, Any]]] = {
     "launches": _launches,
     "graphs": _graphs,
     "adapting": _adapting,
+    "copying": _copying,
     "vocab build": _vocab_build,
 }
 MADE_IN_A_FOLDER: dict[str, Callable[[Path], Mapping[str, Any]]] = {

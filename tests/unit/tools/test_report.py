@@ -64,6 +64,7 @@ SAYS = {
     "replay": ["h200-70b-64-kinds", "Targets"],
     "vocab build": ["1,024 of 16,384 tokens cover 97.09% of the 773,442"],
     "warm-start": ["over those of a settled engine", "warm", "cold"],
+    "copying": ["edits, 1 requests at a time", "4.000", "equal from all", "0.50/0.00"],
     "adapting": ["1.250 (1.250 .. 1.250)", "without drafts: 1.010", "equal: 3 of 3"],
     "vocabulary": ["Acceptance length, 1024 rows", "after learning: auto / list"],
 }
@@ -88,6 +89,7 @@ STRANGER = {
     "replay": "cpu-1-good",
     "vocab build": "0.32.0+cpu",
     "vocabulary": "code",
+    "copying": "ngram",
 }
 """A text of each sample that somebody else could choose."""
 

@@ -17,6 +17,9 @@ seeded requests
     upstream: save and restore the state of a CPU generator instead.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -53,7 +56,28 @@ def expand_kernel(
 def replace_expand_kernel() -> None:
     """Replace vLLM's faulty CPU kernel; does nothing where it does its work."""
     if not _expands():
-        register_kernels({EXPAND_KERNEL: expand_kernel})
+        with _hidden_modules("llvmlite", "numba"):
+            register_kernels({EXPAND_KERNEL: expand_kernel})
+
+
+@contextmanager
+def _hidden_modules(*packages: str) -> Iterator[None]:
+    """Keep modules from being looked through, which ends at llvmlite's.
+
+    vLLM's `ngram` imports it. One of its objects answers ``__dict__`` with a function
+    of its library, which `register_kernels` takes for a dictionary.
+    """
+    hidden = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.partition(".")[0] in packages
+    }
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(hidden)
 
 
 def _expands() -> bool:

@@ -1,0 +1,1 @@
+"""What copying from context brings: edits, prose and noise, with and without it."""
