@@ -24,14 +24,15 @@ from vllm_mtp.integration.scheduler.messages import (
     copying_of,
 )
 from vllm_mtp.integration.v2.proposals import DrawnDrafts, Proposals
-from vllm_mtp.integration.worker.copying import MAX_MATCH, MIN_MATCH, may_copy
+from vllm_mtp.integration.worker.copying import (
+    MAX_COPYING,
+    MAX_MATCH,
+    MIN_MATCH,
+    may_copy,
+)
 from vllm_mtp.integration.worker.weight_updates import FollowsWeights, tensors_of
 from vllm_mtp.kernels.context_copies import ContextCopies, MatchLimits, Texts
 
-MAX_REQUESTS = 64
-"""Of a step that searches texts. They lie in the host's memory: 64 of 32k tokens are
-8 MB, a third of a millisecond on PCIe 4.0. And rows of larger batches are dear, so that
-few of them would be given to copies."""
 STATE_ATTRIBUTES = ("all_token_ids", "total_len")
 NO_OFFERS: tuple[list[str], np.ndarray] = [], np.zeros((3, 0), dtype=np.int32)
 
@@ -108,7 +109,7 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
         """Also where nothing is offered: rows may have been scheduled for fillers, and
         what was offered before has to be judged and forgotten."""
         states, longest_text = self.model_runner.req_states, 0
-        if 0 < depth < self.num_speculative_steps and batch.num_reqs <= MAX_REQUESTS:
+        if 0 < depth < self.num_speculative_steps and batch.num_reqs <= MAX_COPYING:
             # The last token that was sampled has no row yet.
             longest_text = 1 + int(batch.seq_lens_cpu_upper_bound.numpy().max())
         texts = Texts(
