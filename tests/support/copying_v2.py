@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-ENGINE = {"max_num_seqs": 3, "max_model_len": 96}
+ENGINE = {"max_num_seqs": 3, "max_model_len": 64}
 MAX_DRAFTS = 5
-NUM_TOKENS = 36
+NUM_TOKENS = 52
 
 
 class Watch:
@@ -96,6 +96,7 @@ def play(order: dict[str, Any]) -> None:
     from tests.support.engine_jobs import let_the_cpu_schedule_async
     from tests.support.engines import engine, greedy
     from tests.support.faults import break_call
+    from tests.support.heldout import BUNDLED_CHECKPOINT
     from vllm_mtp.integration.v2.speculator import _MTPPlusSpeculator
 
     spec = {
@@ -105,23 +106,24 @@ def play(order: dict[str, Any]) -> None:
     }
     prompts, found = order["prompts"], {}
 
-    def run(name: str) -> None:
+    def run(name: str, num_tokens: int = NUM_TOKENS) -> None:
         options = {"speculative_config": spec} if name != "plain" else {}
-        with engine(Path(order["model"]), **ENGINE | options) as llm:
+        with engine(BUNDLED_CHECKPOINT, **ENGINE | options) as llm:
             watch = Watch()
             if options:
                 watch.follow(llm)
-            texts = greedy(llm, prompts, NUM_TOKENS)
+            texts = greedy(llm, prompts, num_tokens)
             found[name] = {"texts": texts}
             if options:
                 found[name] |= watch.result()
 
     run("plain")
     run("sync")
-    adaptive_verification.allow()
     let_the_cpu_schedule_async()
-    run("async, adaptive")
-    failures = break_call(_MTPPlusSpeculator, "_propose", 30, runs_first=True)
-    run("failing")
+    run("async")
+    adaptive_verification.allow()
+    run("adaptive")
+    failures = break_call(_MTPPlusSpeculator, "_propose", 8, runs_first=True)
+    run("failing", 20)
     found["num_failures"] = failures[0]
     Path(order["result"]).write_text(json.dumps(found))
