@@ -1,4 +1,8 @@
-"""Model Runner V2: drafts continued from contexts, under Triton's interpreter."""
+"""Model Runner V2: drafts continued from contexts, under Triton's interpreter.
+
+The scheduler is the real one, its controller `random`: who copies how far is drawn, so
+rows are scheduled for fillers, too.
+"""
 
 import json
 from types import SimpleNamespace

@@ -159,9 +159,13 @@ class ContextCopies:
 
     def _warm_up(self, device: torch.device) -> None:
         """Compile before requests come; nobody has sampled anything here."""
-        text = torch.zeros(1, 2, dtype=torch.int32, device=device)
+        text, length, num_sampled = (
+            # Each at an address of its own, which Triton looks at.
+            torch.zeros(shape, dtype=torch.int32, device=device)
+            for shape in ((1, 2), (1,), (1,))
+        )
         request = torch.zeros(1, dtype=torch.int64, device=device)
-        texts = Texts(text, text[0, :1], request, text[0, 1:])
+        texts = Texts(text, length, request, num_sampled)
         drafts = self._tokens.new_zeros(1, self._tokens.shape[1], dtype=torch.int64)
         num_drawn = self.num_drawn.clone()
         self.continue_drafts(texts, drafts, 0, longest_text=2)
