@@ -9,6 +9,28 @@ MAX_DRAFTS = 5
 NUM_TOKENS = 52
 
 
+class CopiesAll:
+    """A draft token for everybody, and whatever the context offers after it."""
+
+    def decide(self, requests: Any) -> Any:
+        from vllm_mtp.records import DraftDecision
+
+        ids = [request.request_id for request in requests]
+        chains, copies = dict.fromkeys(ids, 1), dict.fromkeys(ids, MAX_DRAFTS)
+        return DraftDecision(1, chains, "copy", None, copies)
+
+    def may_draft(self) -> bool:
+        return True
+
+    def num_undecided_steps(self) -> int:
+        return 0
+
+    def observe(self, outcome: Any) -> None:
+        """It is decided."""
+
+    observe_undecided = observe
+
+
 class Watch:
     """What was offered, and what the scheduler heard of it."""
 
@@ -126,4 +148,40 @@ def play(order: dict[str, Any]) -> None:
     failures = break_call(_MTPPlusSpeculator, "_propose", 8, runs_first=True)
     run("failing", 20)
     found["num_failures"] = failures[0]
+    Path(order["result"]).write_text(json.dumps(found))
+
+
+def sample(order: dict[str, Any]) -> None:
+    """Samples of an engine that copies all it can, by drawn drafts.
+
+    Args:
+        order: ``prompt``, ``settings``, ``num_samples``, ``num_tokens``, the method of
+            ``rejection``, whether copies ``count_as_drawn``, and where the ``result``
+            goes.
+    """
+    from tests.support.engines import engine, sampled
+    from tests.support.heldout import BUNDLED_CHECKPOINT
+    from tests.support.watch import scheduler_of
+    from vllm_mtp.integration.v2.proposals import Proposals
+
+    if order["count_as_drawn"]:
+        Proposals.verifies_copies = lambda self, batch: False
+    spec = {
+        "method": "mtp_plus",
+        "num_speculative_tokens": MAX_DRAFTS,
+        "rejection_sample_method": order["rejection"],
+        "draft_sample_method": "probabilistic",
+    }
+    seats = {"max_num_seqs": 24, "max_model_len": 96, "max_num_batched_tokens": 2048}
+    with engine(BUNDLED_CHECKPOINT, speculative_config=spec, **seats) as llm:
+        scheduler_of(llm).controller = CopiesAll()
+        samples = sampled(
+            llm,
+            order["prompt"],
+            order["settings"],
+            order["num_samples"],
+            order["num_tokens"],
+        )
+        num_copied = scheduler_of(llm)._copying.num_verified
+    found = {"samples": samples, "num_copied": num_copied}
     Path(order["result"]).write_text(json.dumps(found))
