@@ -10,17 +10,14 @@ from vllm_mtp.records import DecodeRequest
 class DraftLengths:
     """Draft lengths by class, each worked out once for a plan."""
 
-    def __init__(
-        self, survival: SurvivalModel, depths: Sequence[int], copies: SurvivalModel
-    ) -> None:
+    def __init__(self, survival: SurvivalModel, depths: Sequence[int]) -> None:
         """Begin.
 
         Args:
             survival: What is believed of acceptance.
             depths: Allowed ones, rising.
-            copies: What is believed of continuations from contexts.
         """
-        self._survival, self._copies = survival, copies
+        self._survival = survival
         self._can_be_off = 0 in depths
         self._longest = depths[-1]
         self._plan: Plan | None = None
@@ -58,17 +55,14 @@ class DraftLengths:
             plan: In use.
             chosen: Draft lengths without that.
         """
-        found = {}
+        found, survival = {}, self._survival
         for request in requests:
-            length = chosen[request.request_id]
-            if not request.is_copying or request.pinned_draft_length is not None:
+            copied = survival.survival_of_copies(survival.copied_class(request))
+            if not copied:
                 continue
-            group = Group(
-                1,
-                self._survival.survival_of_class(self._survival.see(request)),
-                copied=self._copies.survival_of_class(self._copies.see(request)),
-            )
-            longest = plan.copy_length(length, group)
+            length = chosen[request.request_id]
+            known = survival.survival_of_class(survival.see(request))
+            longest = plan.copy_length(length, Group(1, known, copied=copied))
             if longest > length:
                 found[request.request_id] = longest
         return found

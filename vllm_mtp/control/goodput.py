@@ -37,7 +37,7 @@ from vllm_mtp.control.search import Found, Search
 from vllm_mtp.control.step_parts import step_parts
 from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.stopping import MAX_STOPPING, Stopping
-from vllm_mtp.control.survival import COPY_ACCEPTANCE, SurvivalModel
+from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -69,16 +69,15 @@ class GoodputController:
         """
         self.max_draft_length = max_draft_length
         self.survival = SurvivalModel(max_draft_length)
-        self.copies = SurvivalModel(max_draft_length, COPY_ACCEPTANCE)
-        """Of tokens copied after those that the MTP layers drafted."""
         options = options or GoodputOptions()
+        if options.copies:
+            self.survival.copies = SurvivalModel(max_draft_length)
         self.cost = CostModel(max_draft_length, options.cost_prior)
         self.cap = ExplorationCap()
         self.plan: Plan | None = None
         """The best one known; exploration aside, what is decided."""
         self._set_options(options)
-        copies = self.copies if self.options.copies else None
-        self._stopping = Stopping(self.survival, copies)
+        self._stopping = Stopping(self.survival)
         self._random = Random(options.seed)
         self._hysteresis = Hysteresis()
         self._backlog = Backlog()
@@ -97,14 +96,9 @@ class GoodputController:
         self.options = options
         self._depths = options.depths or tuple(range(self.max_draft_length + 1))
         self._can_be_off = 0 in self._depths
-        self._lengths = DraftLengths(self.survival, self._depths, self.copies)
+        self._lengths = DraftLengths(self.survival, self._depths)
         self._search = Search(
-            self.survival,
-            self.cost,
-            options,
-            self._depths,
-            self._lengths.bounded,
-            self.copies,
+            self.survival, self.cost, options, self._depths, self._lengths.bounded
         )
 
     def allow_any_mix(self) -> None:
@@ -160,16 +154,12 @@ class GoodputController:
             chosen = {i: k if i in verified else 0 for i, k in chosen.items()}
         if pins.count(None) != len(pins):
             depth = self._lengths.pin(chosen, requests, depth)
-        copy_lengths = (
-            self._lengths.continued(requests, plan, chosen) if kind.is_copying else {}
-        )
-        return DraftDecision(
-            depth, chosen, reason, None, copy_lengths, self._copy_acceptance
-        )
-
-    @property
-    def _copy_acceptance(self) -> float:
-        return self.copies.mean_acceptance if self.options.copies else 0.0
+        copies = self.survival.copies
+        if copies is None or not kind.is_copying:
+            return DraftDecision(depth, chosen, reason)
+        longest = self._lengths.continued(requests, plan, chosen)
+        acceptance = copies.mean_acceptance
+        return DraftDecision(depth, chosen, reason, None, longest, acceptance)
 
     def _next_plan(self) -> tuple[Plan, str, Collection[str] | None]:
         """Plan of this step, why, and whose drafts are verified; None for all."""
@@ -301,8 +291,8 @@ class GoodputController:
             copied += outcome.copies
         self.cost.observe(*steps)
         self.survival.observe(examined, len(steps), most)
-        if self.options.copies:
-            self.copies.observe(copied, len(steps), most)
+        if self.survival.copies is not None:
+            self.survival.copies.observe(copied, len(steps), most)
         self._steps_since_search += len(steps)
         self._hysteresis.pass_steps(len(steps))
         if self.plan is not None:

@@ -43,7 +43,6 @@ def grouped(
     survival: SurvivalModel,
     bounded: Callable[[int], int],
     may_split: bool,
-    copies: SurvivalModel,
 ) -> tuple[list[Group], list[int]]:
     """Sort requests into groups that plans do not tell apart.
 
@@ -53,28 +52,24 @@ def grouped(
         survival: What is believed of acceptance.
         bounded: The draft length that a pinned one becomes.
         may_split: Drafts of a class may differ by confidence.
-        copies: What is believed of continuations from contexts.
 
     Returns:
         The groups, and the class of each.
     """
-    for model in (survival, copies):
-        if len(model.class_of) > 2 * len(requests) + 256:
-            model.keep_only(request.request_id for request in requests)
+    if len(survival.class_of) > 2 * len(requests) + 256:
+        survival.keep_only(request.request_id for request in requests)
     counts: Counter[tuple[int, int | None, int | None]] = Counter()
     for request in requests:
         pin = request.pinned_draft_length
-        is_copying = request.is_copying and pin is None
+        copied = survival.copied_class(request)
         counts[
-            survival.see(request),
-            None if pin is None else bounded(pin),
-            copies.see(request) if is_copying else None,
+            survival.see(request), None if pin is None else bounded(pin), copied
         ] += 1
     groups = []
     for (class_id, pin, copied), count in counts.items():
         offsets = survival.confidence_offsets(class_id) if may_split else ()
         first = survival.log_odds_of_class(class_id)[0] if offsets else 0.0
         chances = survival.survival_of_class(class_id)
-        offered = () if copied is None else copies.survival_of_class(copied)
+        offered = survival.survival_of_copies(copied)
         groups.append(Group(count, chances, pin, offsets, first, offered))
     return groups, [class_id for class_id, *_ in counts]

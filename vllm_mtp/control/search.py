@@ -52,7 +52,6 @@ class Search:
         options: GoodputOptions,
         depths: Sequence[int],
         bounded: Callable[[int], int],
-        copies: SurvivalModel,
     ) -> None:
         """Take what never changes.
 
@@ -62,9 +61,7 @@ class Search:
             options: What the engine can do.
             depths: Allowed draft depths, rising.
             bounded: The draft length that a pinned one becomes.
-            copies: What is believed of continuations from contexts.
         """
-        self._copies = copies
         self._survival, self._cost, self._options = survival, cost, options
         self._depths, self._bounded = depths, bounded
 
@@ -80,9 +77,7 @@ class Search:
         """
         options = self._options
         times = self._times(requests, kind)
-        groups, classes = grouped(
-            requests, self._survival, self._bounded, may_stop, self._copies
-        )
+        groups, classes = grouped(requests, self._survival, self._bounded, may_stop)
         found = plans(groups, times, self._depths, options.may_mix(len(requests)))
         shallowest = next((plan for plan in found if plan.depth), None)
         found = feasible(found, options.max_token_latency_s)

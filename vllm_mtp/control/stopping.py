@@ -87,16 +87,12 @@ def prices(
 class Stopping:
     """Makes the rules of the plan in use, and learns their margins."""
 
-    def __init__(
-        self, survival: SurvivalModel, copies: SurvivalModel | None = None
-    ) -> None:
+    def __init__(self, survival: SurvivalModel) -> None:
         """Begin without a plan.
 
         Args:
             survival: What is believed of acceptance.
-            copies: What is believed of continuations from contexts, if there are any.
         """
-        self._copies = copies
         self.uniform_depth = 1
         """How deep rules draft in the mean, by the last search."""
         self._survival = survival
@@ -136,7 +132,7 @@ class Stopping:
             {r.request_id: self._chances_of(r, depth) for r in free},
             self._prices.verify,
             self._prices.step,
-            {} if self._copies is None else self._copied(self._copies, free),
+            self._copied(free),
         )
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -145,18 +141,16 @@ class Stopping:
         if kind is not None and outcome.draft_depth and not outcome.num_prefill_tokens:
             self._margins.learn(kind, outcome.draft_depth, self.uniform_depth)
 
-    def _copied(
-        self, copies: SurvivalModel, requests: Sequence[DecodeRequest]
-    ) -> dict[str, Sequence[float]]:
+    def _copied(self, requests: Sequence[DecodeRequest]) -> dict[str, Sequence[float]]:
         """Survival of what contexts may offer, also those that have offered nothing
         yet: where there is a rule the worker knows before anything is verified."""
-        found = {}
-        for request in requests:
-            class_id = copies.see(request)
-            if class_id not in self._survivals:
-                self._survivals[class_id] = copies.survival_of_class(class_id)
-            found[request.request_id] = self._survivals[class_id]
-        return found
+        copies = self._survival.copies
+        if copies is None:
+            return {}
+        classes = {request.request_id: copies.see(request) for request in requests}
+        for class_id in set(classes.values()) - self._survivals.keys():
+            self._survivals[class_id] = copies.survival_of_class(class_id)
+        return {i: self._survivals[class_id] for i, class_id in classes.items()}
 
     def _chances_of(self, request: DecodeRequest, depth: int) -> DraftChances:
         class_id = self._survival.class_of.get(request.request_id)

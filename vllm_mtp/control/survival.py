@@ -45,10 +45,7 @@ from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
 
 PRIOR_ACCEPTANCE = (0.75, 0.65, 0.6, 0.55, 0.5)
 """Conditional acceptance by position before any draft, the last one repeated: between
-MTP layers trained for one step and for several (FastMTP: 0.81, 0.69, 0.64)."""
-COPY_ACCEPTANCE = (0.8,)
-"""The same of tokens copied after the MTP layers' ones, which the context has agreed
-with: an edit repeats nearly all of it, other text goes its own way soon."""
+MTP layers trained for one step and for several (FastMTP: 0.81, 0.69, 0.64). Copied tokens begin with the same."""
 HALF_LIFE_STEPS = 64.0
 """Steps after which an outcome counts half. Tuning worlds: 32 loses, 128 is as good."""
 
@@ -71,24 +68,19 @@ class SurvivalModel:
     batch of it at every step: request id -> class.
     """
 
-    def __init__(
-        self, max_draft_length: int, prior: Sequence[float] = PRIOR_ACCEPTANCE
-    ) -> None:
-        """Begin with a prior.
+    copies: "SurvivalModel | None" = None
+    """Of tokens that are copied after those of the MTP layers, where they may be."""
 
-        Args:
-            max_draft_length: Of drafts.
-            prior: Conditional acceptance by position, the last one repeated.
-        """
+    def __init__(self, max_draft_length: int) -> None:
         self.max_draft_length = max_draft_length
         self.class_of: dict[str, int] = {}
         self.confidences: dict[int, ConfidenceModel] = {}
         """Of each cell seen so far."""
         self.calibration = Calibration()
         self._engine = Term(0.0, PRIOR_PRECISION / 2)
-        last = len(prior) - 1
+        last = len(PRIOR_ACCEPTANCE) - 1
         self._positions = [
-            Term(log_odds(prior[min(j, last)]), PRIOR_PRECISION)
+            Term(log_odds(PRIOR_ACCEPTANCE[min(j, last)]), PRIOR_PRECISION)
             for j in range(max_draft_length)
         ]
         self._cells: dict[int, Term] = {}
@@ -111,9 +103,17 @@ class SurvivalModel:
         found = self.class_of[request.request_id] = class_of(cell, term.mean)
         return found
 
+    def copied_class(self, request: DecodeRequest) -> int | None:
+        """Class of what its context offers; None where it offers nothing."""
+        if self.copies is None or not request.is_copying:
+            return None
+        return self.copies.see(request) if request.pinned_draft_length is None else None
+
     def keep_only(self, request_ids: Iterable[str]) -> None:
         """Forget every other request."""
         kept = set(request_ids)
+        if self.copies is not None:
+            self.copies.keep_only(kept)
         self._requests = {i: s for i, s in self._requests.items() if i in kept}
         self.class_of = {i: c for i, c in self.class_of.items() if i in kept}
 
@@ -122,6 +122,12 @@ class SurvivalModel:
     def survival_of_class(self, class_id: int, draw: Draw | None = None) -> list[float]:
         """``S_1`` .. ``S_K_max`` of a class, in the mean or in a sample."""
         return list(accumulate(self.conditional_of_class(class_id, draw), mul))
+
+    def survival_of_copies(self, copied_class: int | None) -> list[float]:
+        """The same of copied tokens, if all drafted ones are accepted."""
+        if self.copies is None or copied_class is None:
+            return []
+        return self.copies.survival_of_class(copied_class)
 
     def conditional_of_class(
         self, class_id: int, draw: Draw | None = None
