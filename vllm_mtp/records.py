@@ -5,7 +5,7 @@ Imports nothing of the project, and torch only for type checkers, so that every 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class StopRule:
     """Of verifying 0, 1, .. draft_depth draft tokens of one request."""
     step_price: float
     """Of one more draft step."""
+    # request id -> [number of tokens]
+    copies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Survival of tokens that the request's context may offer after its draft, given
+    that the draft is accepted; others' drafts are not continued."""
 
 
 class DraftDecision(NamedTuple):
@@ -73,7 +77,7 @@ class DraftDecision(NamedTuple):
     stop_rule: StopRule | None = None
     """Stops drafting earlier, where the worker can."""
     copy_lengths: Mapping[str, int] = {}
-    """Draft length of a request whose context continues its draft, up to K_max, by
+    """Draft length of a request whose context continues its draft, K to K_max, by
     request id; of others, and where it does not, K stays."""
     copy_acceptance: float = 0.0
     """Of a copied token, if those before it are accepted, in the mean."""

@@ -175,6 +175,7 @@ def _outcome(line: dict[str, Any], bound: int) -> StepOutcome:
         # These are not in the first traces.
         is_greedy=bool(line.get("is_greedy", True)),
         shadow_drafts=tuple(_request_outcomes(line.get("shadow_drafts", ()), bound)),
+        copies=(),  # nothing is copied while a trace is written
         **counts,
     )
 

@@ -17,6 +17,7 @@ from tests.e2e.exactness.samples import ALPHA, IS_LONG
 from tests.support.engine_jobs import V2
 from tests.support.proposal_runs import (
     BUGS,
+    COPIES_UNSEEN,
     LISTED,
     MOVED,
     TOP_K,
@@ -75,6 +76,21 @@ def test_a_bug_changes_texts(bug: str, texts: dict[str, Texts]) -> None:
     assert texts[f"block {bug}"] != texts["block"]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_copies_are_verified_as_certain_proposals(
+    method: str, texts: dict[str, Texts]
+) -> None:
+    ours = texts[f"{method} copied"]
+    assert ours == texts[f"{method} copied theirs"]
+    assert {len(text) for text in ours} == {1, 2, 3}
+
+
+def test_a_text_changes_where_copies_are_taken_for_drawn_ones(
+    texts: dict[str, Texts],
+) -> None:
+    assert texts["block copied"] != texts[f"block copied {COPIES_UNSEEN}"]
+
+
 def test_drafts_of_rows_that_have_moved_are_rejected_unseen(
     texts: dict[str, Texts],
 ) -> None:
@@ -83,10 +99,21 @@ def test_drafts_of_rows_that_have_moved_are_rejected_unseen(
 
 @needs_time
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("change", ["", MOVED])
+@pytest.mark.parametrize("change", ["", MOVED, "copied"])
 def test_texts_follow_the_target(method: str, change: str, tmp_path: Path) -> None:
-    order = {"method": method, "bug": change, "num_requests": NUM_REQUESTS}
+    order: dict[str, Any] = {"method": method, "num_requests": NUM_REQUESTS}
+    order |= {"num_drawn": 1, "bug": ""} if change == "copied" else {"bug": change}
     assert p_value(obeyed("sample", order, tmp_path)) > ALPHA
+
+
+@needs_time
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_do_not_where_copies_are_taken_for_drawn_ones(
+    method: str, tmp_path: Path
+) -> None:
+    order = {"method": method, "num_requests": NUM_REQUESTS, "num_drawn": 1}
+    texts = obeyed("sample", order | {"bug": COPIES_UNSEEN}, tmp_path)
+    assert p_value(texts) < ALPHA
 
 
 @needs_time

@@ -67,6 +67,13 @@ def test_where_it_drafts_there_is_more(usual: dict[str, Usual]) -> None:
     assert usual["drafting"].ours["truncate_rows"] == 1
 
 
+def test_a_step_that_drafts_searches_texts_in_two_launches(
+    usual: dict[str, Usual],
+) -> None:
+    ours = usual["drafting"].ours
+    assert ours["score_matches"] == ours["continue_drafts"] == 1
+
+
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_no_step_waits_for_the_device(kind: str, usual: dict[str, Usual]) -> None:
     """Not more often than one of an engine without speculation, which never does."""

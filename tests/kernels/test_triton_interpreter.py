@@ -24,6 +24,8 @@ INTEGERS = {
         "positions",
         "logits_indices",
         "idx_mapping",
+        "draft_tokens",
+        "scores",
     },
     "*i1": {"discarded"},
     "i32": {
@@ -38,6 +40,11 @@ INTEGERS = {
         "num_padded_rows",
         "num_columns",
         "row_stride",
+        "token_stride",
+        "draft_stride",
+        "num_drafts",
+        "num_blocks",
+        "max_model_len",
     },
     "*fp32": {"temperature", "top_p", "min_p"},
     "*bf16": {"logits"},
@@ -48,6 +55,8 @@ PAD = {"PADDING": -1, "ROWS": 1024}
 SCRUB = {"COLUMNS": 17, "WORDS": 512}
 ACCEPT = {"NOTHING": -1, "COLUMNS": 8}
 TRUNCATE = {"COLUMNS": 16384, "HALVINGS": 16, "SPAN": 32.0}
+SCORE = {"MIN_MATCH": 3, "MAX_MATCH": 16, "PLACES": 1024}
+CONTINUE = {"FILLER": 0, "COLUMNS": 8, "BLOCKS": 128}
 
 pytestmark = pytest.mark.skipif(
     triton_ops.INTERPRETED, reason="this is the process with the interpreter"
@@ -90,6 +99,8 @@ def test_the_kernel_tests_pass_under_the_interpreter() -> None:
             {"sampled_token_ids": "*i64"},
         ),
         ("truncate_rows", TRUNCATE, {}),
+        ("score_matches", SCORE, {}),
+        ("continue_drafts", CONTINUE, {}),
     ],
 )
 def test_a_kernel_compiles_for_a_gpu(kernel, constants, other_types) -> None:

@@ -61,18 +61,25 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 def compare(order: dict[str, Any]) -> None:
     """Verify one batch by both samplers, then by ours with each bug."""
-    texts = {}
+    texts, num_drafts = {}, [2, 1, 0, 2, 2, 1, 2, 2]
     for method in ("standard", "block"):
         for name in ("", "theirs", *(BUGS if method == "block" else ())):
-            engine = Engine(method, [2, 1, 0, 2, 2, 1, 2, 2], is_mixed=True)
+            engine = Engine(method, num_drafts, is_mixed=True)
             texts[f"{method} {name}".strip()] = engine.verify(name)
+        for name in ("", "theirs", COPIES_UNSEEN):
+            copied = Engine(method, num_drafts, is_mixed=True, num_drawn=1)
+            texts[f"{method} copied {name}".strip()] = copied.verify(name)
     result = {"texts": texts, "num_columns": engine.num_columns()}
     Path(order["result"]).write_text(json.dumps(result))
 
 
 def sample(order: dict[str, Any]) -> None:
     """Verify many requests that are all alike but for their seeds."""
-    engine = Engine(order["method"], [MAX_DRAFTS] * order["num_requests"])
+    engine = Engine(
+        order["method"],
+        [MAX_DRAFTS] * order["num_requests"],
+        num_drawn=order.get("num_drawn", MAX_DRAFTS),
+    )
     Path(order["result"]).write_text(json.dumps(engine.verify(order["bug"])))
 
 
@@ -80,7 +87,12 @@ class Engine:
     """What a worker has after a draft pass."""
 
     def __init__(
-        self, method: str, num_drafts: list[int], *, is_mixed: bool = False
+        self,
+        method: str,
+        num_drafts: list[int],
+        *,
+        is_mixed: bool = False,
+        num_drawn: int = MAX_DRAFTS,
     ) -> None:
         """Draw the drafts.
 
@@ -89,6 +101,7 @@ class Engine:
             num_drafts: Of each request.
             is_mixed: Requests are in other places of the batch than of vLLM's states,
                 differ in temperature and proposals, and some are greedy.
+            num_drawn: Draft tokens that were; others were copied.
         """
         import torch
 
@@ -116,6 +129,23 @@ class Engine:
         values = self.proposals.logits.flatten(0, 1)
         whole = self.vocabulary.spread(values, -torch.inf)
         self.whole = whole.view(num_reqs, MAX_DRAFTS, VOCAB_SIZE)
+        if num_drawn < MAX_DRAFTS:
+            self._copy_behind(num_drawn)
+
+    def _copy_behind(self, num_drawn: int) -> None:
+        """Copy the draft tokens behind some: any tokens, listed or not."""
+        import torch
+
+        from vllm_mtp.integration.v2.proposals import DrawnDrafts
+
+        counts = torch.full((len(self.requests),), num_drawn, dtype=torch.int32)
+        self.proposals.drawn = DrawnDrafts(counts.numpy(), counts)
+        for step in range(num_drawn, MAX_DRAFTS):
+            copies = (self.drafts[:, step - 1] + COPIED_AFTER) % VOCAB_SIZE
+            self.drafts[:, step] = copies
+            certain = torch.full((len(copies), VOCAB_SIZE), -torch.inf)
+            certain.scatter_(1, copies[:, None], 0.0)
+            self.whole[self.requests, step] = certain
 
     def verify(self, name: str) -> list[list[int]]:
         """Tokens of each request: by vLLM's sampler, or by ours with a bug or none."""
@@ -123,7 +153,7 @@ class Engine:
         if name == "theirs":
             sampler, cached = self.theirs, self.whole
         elif name:
-            BUGS[name](self)
+            (BUGS | COPY_BUGS)[name](self)
         output = sampler(self._target_rows(), self._batch(), cached, None)
         tokens, counts = output.sampled_token_ids.tolist(), output.num_sampled.tolist()
         return [row[:count] for row, count in zip(tokens, counts, strict=True)]
@@ -192,6 +222,7 @@ class Engine:
         return SimpleNamespace(
             num_reqs=len(widths),
             num_draft_tokens=sum(self.num_drafts),
+            num_draft_tokens_per_req=np.array(self.num_drafts, dtype=np.int32),
             input_ids=torch.tensor(tokens, dtype=torch.int32),
             positions=50 + places,
             logits_indices=torch.arange(len(tokens)),
@@ -280,11 +311,18 @@ def _spread_by_rank(engine: Engine) -> None:
     engine.vocabulary.token_ids = engine.vocabulary.token_ids.roll(1)
 
 
+def _believe_copies_were_drawn(engine: Engine) -> None:
+    engine.proposals.drawn = None
+
+
 def _fill_with_zeros(engine: Engine) -> None:
     spread = engine.vocabulary.spread
     engine.vocabulary.spread = lambda values, fill: spread(values, 0.0)
 
 
+COPIED_AFTER = 1
+"""A token is followed by the one so much further."""
+COPIES_UNSEEN = "copies are taken for drawn ones"
 MOVED = "rows moved"
 """No bug: drafts of other rows are rejected unseen."""
 BUGS: dict[str, Bug] = {
@@ -295,3 +333,4 @@ BUGS: dict[str, Bug] = {
     "rest of the vocabulary proposed": _fill_with_zeros,
     MOVED: _move_rows,
 }
+COPY_BUGS: dict[str, Bug] = {COPIES_UNSEEN: _believe_copies_were_drawn}

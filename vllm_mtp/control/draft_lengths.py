@@ -1,8 +1,8 @@
 """Draft lengths of a batch's requests under a plan; it stands between two steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from vllm_mtp.control.planner import Plan
+from vllm_mtp.control.planner import Group, Plan
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import DecodeRequest
 
@@ -10,14 +10,17 @@ from vllm_mtp.records import DecodeRequest
 class DraftLengths:
     """Draft lengths by class, each worked out once for a plan."""
 
-    def __init__(self, survival: SurvivalModel, depths: Sequence[int]) -> None:
+    def __init__(
+        self, survival: SurvivalModel, depths: Sequence[int], copies: SurvivalModel
+    ) -> None:
         """Begin.
 
         Args:
             survival: What is believed of acceptance.
             depths: Allowed ones, rising.
+            copies: What is believed of continuations from contexts.
         """
-        self._survival = survival
+        self._survival, self._copies = survival, copies
         self._can_be_off = 0 in depths
         self._longest = depths[-1]
         self._plan: Plan | None = None
@@ -41,6 +44,34 @@ class DraftLengths:
                 of_class[class_id] = length
             chosen[request.request_id] = length
         return chosen
+
+    def continued(
+        self,
+        requests: Sequence[DecodeRequest],
+        plan: Plan,
+        chosen: Mapping[str, int],
+    ) -> dict[str, int]:
+        """Draft lengths of requests whose contexts continue their drafts.
+
+        Args:
+            requests: The batch.
+            plan: In use.
+            chosen: Draft lengths without that.
+        """
+        found = {}
+        for request in requests:
+            length = chosen[request.request_id]
+            if not request.is_copying or request.pinned_draft_length is not None:
+                continue
+            group = Group(
+                1,
+                self._survival.survival_of_class(self._survival.see(request)),
+                copied=self._copies.survival_of_class(self._copies.see(request)),
+            )
+            longest = plan.copy_length(length, group)
+            if longest > length:
+                found[request.request_id] = longest
+        return found
 
     def bounded(self, pin: int) -> int:
         """The draft length that a pinned one becomes."""

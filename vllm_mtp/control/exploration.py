@@ -161,7 +161,9 @@ def sampled_goodput(
         pin = group.pinned
         length = plan.draft_length(group.survival) if pin is None else pin
         is_uniform = is_uniform and length == plan.depth
-        tokens += group.num_requests * (1.0 + sum(survival[:length]))
-        rows += group.num_requests * length
+        copied = group._replace(survival=survival).continued(length)
+        copied = copied[: plan.copy_length(length, group) - length]
+        tokens += group.num_requests * (1.0 + sum(survival[:length]) + sum(copied))
+        rows += group.num_requests * (length + len(copied))
         num_requests += group.num_requests
     return tokens / times.seconds(rows / num_requests, plan.depth, is_uniform)

@@ -19,6 +19,7 @@ def make_controller(
     sees_shadow_drafts: bool = False,
     draws_drafts: bool = False,
     stops_early: bool = False,
+    copies: bool = False,
     is_cpu: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
@@ -33,11 +34,12 @@ def make_controller(
         draws_drafts: those of sampled requests are drawn from the proposal, and not
             tested unless they are verified.
         stops_early: the worker follows a `StopRule`.
+        copies: drafts may be continued from contexts.
         is_cpu: the model runs on one, where a pass is bound by arithmetic early.
     """
     if config.controller == "random":
         seed = config.controller_seed
-        return RandomController(max_draft_length, seed, stops_early)
+        return RandomController(max_draft_length, seed, stops_early, copies)
     if config.controller == "fixed":
         return FixedController(max_draft_length)
     if config.controller == "threshold":
@@ -52,6 +54,7 @@ def make_controller(
             sees_shadow_drafts=sees_shadow_drafts,
             draws_drafts=draws_drafts,
             stops_early=stops_early,
+            copies=copies,
             cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
         ),
     )

@@ -37,7 +37,7 @@ from vllm_mtp.control.search import Found, Search
 from vllm_mtp.control.step_parts import step_parts
 from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.stopping import MAX_STOPPING, Stopping
-from vllm_mtp.control.survival import SurvivalModel
+from vllm_mtp.control.survival import COPY_ACCEPTANCE, SurvivalModel
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -69,13 +69,16 @@ class GoodputController:
         """
         self.max_draft_length = max_draft_length
         self.survival = SurvivalModel(max_draft_length)
+        self.copies = SurvivalModel(max_draft_length, COPY_ACCEPTANCE)
+        """Of tokens copied after those that the MTP layers drafted."""
         options = options or GoodputOptions()
         self.cost = CostModel(max_draft_length, options.cost_prior)
         self.cap = ExplorationCap()
         self.plan: Plan | None = None
         """The best one known; exploration aside, what is decided."""
         self._set_options(options)
-        self._stopping = Stopping(self.survival)
+        copies = self.copies if self.options.copies else None
+        self._stopping = Stopping(self.survival, copies)
         self._random = Random(options.seed)
         self._hysteresis = Hysteresis()
         self._backlog = Backlog()
@@ -94,9 +97,14 @@ class GoodputController:
         self.options = options
         self._depths = options.depths or tuple(range(self.max_draft_length + 1))
         self._can_be_off = 0 in self._depths
-        self._lengths = DraftLengths(self.survival, self._depths)
+        self._lengths = DraftLengths(self.survival, self._depths, self.copies)
         self._search = Search(
-            self.survival, self.cost, options, self._depths, self._lengths.bounded
+            self.survival,
+            self.cost,
+            options,
+            self._depths,
+            self._lengths.bounded,
+            self.copies,
         )
 
     def allow_any_mix(self) -> None:
@@ -135,9 +143,11 @@ class GoodputController:
         if not requests:
             # Ranks that may not differ draft as deep as the others even so.
             return DraftDecision(0 if self._can_be_off else self._depths[0], {}, "idle")
-        _, _, are_greedy, pins, _, are_constrained = zip(*requests, strict=True)
+        _, _, are_greedy, pins, _, are_constrained, are_copying = zip(
+            *requests, strict=True
+        )
         self._seen = requests
-        kind = kind_of(are_greedy, are_constrained)
+        kind = kind_of(are_greedy, are_constrained, are_copying)
         if self.plan is None or kind != self._kind:
             self._enter(kind)
         self._steps_since_shadow += 1
@@ -150,7 +160,16 @@ class GoodputController:
             chosen = {i: k if i in verified else 0 for i, k in chosen.items()}
         if pins.count(None) != len(pins):
             depth = self._lengths.pin(chosen, requests, depth)
-        return DraftDecision(depth, chosen, reason)
+        copy_lengths = (
+            self._lengths.continued(requests, plan, chosen) if kind.is_copying else {}
+        )
+        return DraftDecision(
+            depth, chosen, reason, None, copy_lengths, self._copy_acceptance
+        )
+
+    @property
+    def _copy_acceptance(self) -> float:
+        return self.copies.mean_acceptance if self.options.copies else 0.0
 
     def _next_plan(self) -> tuple[Plan, str, Collection[str] | None]:
         """Plan of this step, why, and whose drafts are verified; None for all."""
@@ -182,8 +201,9 @@ class GoodputController:
             r.request_id: depth if r.pinned_draft_length is None else 0
             for r in self._seen
         }
-        depth = depth if rule.chances else 0
-        return DraftDecision(depth, chosen, "exploit", rule if depth else None)
+        if not rule.chances:
+            return DraftDecision(0, chosen, "exploit")
+        return DraftDecision(depth, chosen, "exploit", rule)
 
     # -- exploring ----------------------------------------------------------------
 
@@ -274,11 +294,15 @@ class GoodputController:
     def _learn(self) -> None:
         steps, seconds, most = self._backlog.take()
         examined: list[RequestOutcome] = []
+        copied: list[RequestOutcome] = []
         for outcome in steps:
             examined += outcome.requests
             examined += outcome.shadow_drafts
+            copied += outcome.copies
         self.cost.observe(*steps)
         self.survival.observe(examined, len(steps), most)
+        if self.options.copies:
+            self.copies.observe(copied, len(steps), most)
         self._steps_since_search += len(steps)
         self._hysteresis.pass_steps(len(steps))
         if self.plan is not None:

@@ -23,12 +23,19 @@ class BatchKind(NamedTuple):
     """None of its requests is sampled."""
     constrained: frozenset[bool]
     """Whether its requests are constrained; both if only some are."""
+    is_copying: bool = False
+    """Contexts continue some of its drafts."""
 
 
-def kind_of(are_greedy: Sequence[bool], are_constrained: Sequence[bool]) -> BatchKind:
+def kind_of(
+    are_greedy: Sequence[bool],
+    are_constrained: Sequence[bool],
+    are_copying: Sequence[bool],
+) -> BatchKind:
     """Of these requests, at least one."""
     size = request_bucket(len(are_greedy))
-    return BatchKind(size, all(are_greedy), frozenset(are_constrained))
+    constrained = frozenset(are_constrained)
+    return BatchKind(size, all(are_greedy), constrained, any(are_copying))
 
 
 def grouped(
@@ -36,6 +43,7 @@ def grouped(
     survival: SurvivalModel,
     bounded: Callable[[int], int],
     may_split: bool,
+    copies: SurvivalModel,
 ) -> tuple[list[Group], list[int]]:
     """Sort requests into groups that plans do not tell apart.
 
@@ -45,20 +53,28 @@ def grouped(
         survival: What is believed of acceptance.
         bounded: The draft length that a pinned one becomes.
         may_split: Drafts of a class may differ by confidence.
+        copies: What is believed of continuations from contexts.
 
     Returns:
         The groups, and the class of each.
     """
-    if len(survival.class_of) > 2 * len(requests) + 256:
-        survival.keep_only(request.request_id for request in requests)
-    counts: Counter[tuple[int, int | None]] = Counter()
+    for model in (survival, copies):
+        if len(model.class_of) > 2 * len(requests) + 256:
+            model.keep_only(request.request_id for request in requests)
+    counts: Counter[tuple[int, int | None, int | None]] = Counter()
     for request in requests:
         pin = request.pinned_draft_length
-        counts[survival.see(request), None if pin is None else bounded(pin)] += 1
+        is_copying = request.is_copying and pin is None
+        counts[
+            survival.see(request),
+            None if pin is None else bounded(pin),
+            copies.see(request) if is_copying else None,
+        ] += 1
     groups = []
-    for (class_id, pin), count in counts.items():
+    for (class_id, pin, copied), count in counts.items():
         offsets = survival.confidence_offsets(class_id) if may_split else ()
         first = survival.log_odds_of_class(class_id)[0] if offsets else 0.0
         chances = survival.survival_of_class(class_id)
-        groups.append(Group(count, chances, pin, offsets, first))
-    return groups, [class_id for class_id, _ in counts]
+        offered = () if copied is None else copies.survival_of_class(copied)
+        groups.append(Group(count, chances, pin, offsets, first, offered))
+    return groups, [class_id for class_id, *_ in counts]

@@ -24,6 +24,8 @@ class GoodputOptions(NamedTuple):
     ever agree but are nearly always accepted, so shadow drafts must be verified."""
     stops_early: bool = False
     """The worker can follow a `StopRule`."""
+    copies: bool = False
+    """Drafts may be continued from contexts."""
     cost_prior: CostPrior = CostPrior()
     seed: int = 0
     """Of Thompson sampling."""

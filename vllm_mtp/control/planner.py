@@ -29,6 +29,17 @@ class Group(NamedTuple):
     values; see `selective`."""
     first_log_odds: float = 0.0
     """Of the first draft token, at usual confidence."""
+    # [K_max - 1 or fewer]
+    copied: Sequence[float] = ()
+    """Survival of tokens that contexts offer, after the last token of the MTP layers;
+    empty where none do."""
+
+    def continued(self, length: int) -> list[float]:
+        """Survival of the tokens that may be copied after ``length`` draft tokens."""
+        if not length:
+            return []
+        room = len(self.survival) - length
+        return [self.survival[length - 1] * each for each in self.copied[:room]]
 
 
 class Plan(NamedTuple):
@@ -44,6 +55,8 @@ class Plan(NamedTuple):
     """Expected step time."""
     worst_acceptance_length: float
     """Expected acceptance length of the request that gets least from the plan."""
+    copy_cut: float = math.inf
+    """A draft is continued from the context as long as tokens survive with this."""
 
     @property
     def is_uniform(self) -> bool:
@@ -67,6 +80,14 @@ class Plan(NamedTuple):
             if probability < self.cut:
                 return length
         return self.depth
+
+    def copy_length(self, length: int, group: Group) -> int:
+        """Draft length where a draft of ``length`` is continued from the context."""
+        for survival in group.continued(length):
+            if survival < self.copy_cut:
+                break
+            length += 1
+        return length
 
 
 goodput = attrgetter("goodput")

@@ -6,7 +6,7 @@ one chooses sooner or later.
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.records import (
@@ -26,7 +26,11 @@ class RandomController(DecidesEveryStep):
     """
 
     def __init__(
-        self, max_draft_length: int, seed: int, stops_early: bool = False
+        self,
+        max_draft_length: int,
+        seed: int,
+        stops_early: bool = False,
+        copies: bool = False,
     ) -> None:
         """Begin.
 
@@ -34,10 +38,11 @@ class RandomController(DecidesEveryStep):
             max_draft_length: Upper bound on K.
             seed: The same one draws the same.
             stops_early: Half of the steps get a `StopRule` that makes no sense.
+            copies: Drafts are continued from contexts, as far as it comes.
         """
         self.max_draft_length = max_draft_length
         self._random = random.Random(seed)
-        self._stops_early = stops_early
+        self._stops_early, self._copies = stops_early, copies
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         # Drawing the depth first makes whole steps without drafts likely, which
@@ -53,7 +58,15 @@ class RandomController(DecidesEveryStep):
         rule = None
         if self._stops_early and depth and self._random.random() < 0.5:
             rule = self._rule(lengths, depth)
-        return DraftDecision(depth, lengths, "random", rule)
+        copied = self._copied(requests, lengths) if self._copies else {}
+        return DraftDecision(depth, lengths, "random", rule, copied, 0.5)
+
+    def _copied(
+        self, requests: Sequence[DecodeRequest], lengths: Mapping[str, int]
+    ) -> dict[str, int]:
+        free = [r.request_id for r in requests if r.pinned_draft_length is None]
+        longest = self.max_draft_length
+        return {i: self._random.randint(lengths[i], longest) for i in free}
 
     def _rule(self, request_ids: Collection[str], depth: int) -> StopRule:
         def draw(lowest: float, highest: float, count: int) -> list[float]:
@@ -66,7 +79,10 @@ class RandomController(DecidesEveryStep):
             for request_id in request_ids
         }
         step_price = self._random.uniform(-0.1, 0.6) * len(request_ids)
-        return StopRule(chances, [0.0, *draw(-0.2, 1.5, depth)], step_price)
+        prices = [0.0, *draw(-0.2, 1.5, depth)]
+        longest = self.max_draft_length if self._copies else 0
+        copies = {request_id: draw(0, 1, longest) for request_id in request_ids}
+        return StopRule(chances, prices, step_price, copies)
 
     def may_draft(self) -> bool:
         return True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
+from vllm_mtp.control.continuing import continued_plan
 from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.exploration import sampled_goodput
 from vllm_mtp.control.grouping import BatchKind, grouped
@@ -51,6 +52,7 @@ class Search:
         options: GoodputOptions,
         depths: Sequence[int],
         bounded: Callable[[int], int],
+        copies: SurvivalModel,
     ) -> None:
         """Take what never changes.
 
@@ -60,7 +62,9 @@ class Search:
             options: What the engine can do.
             depths: Allowed draft depths, rising.
             bounded: The draft length that a pinned one becomes.
+            copies: What is believed of continuations from contexts.
         """
+        self._copies = copies
         self._survival, self._cost, self._options = survival, cost, options
         self._depths, self._bounded = depths, bounded
 
@@ -76,7 +80,9 @@ class Search:
         """
         options = self._options
         times = self._times(requests, kind)
-        groups, classes = grouped(requests, self._survival, self._bounded, may_stop)
+        groups, classes = grouped(
+            requests, self._survival, self._bounded, may_stop, self._copies
+        )
         found = plans(groups, times, self._depths, options.may_mix(len(requests)))
         shallowest = next((plan for plan in found if plan.depth), None)
         found = feasible(found, options.max_token_latency_s)
@@ -87,6 +93,8 @@ class Search:
             group.pinned is not None for group in groups
         ):
             found = [_by_rule(plan, groups, times) for plan in found]
+        if kind.is_copying and options.may_mix(len(requests)):
+            found = [continued_plan(plan, groups, times) for plan in found]
         return Found(found, shallowest, times, uniform_depth, groups, classes)
 
     def best_in_sample(

@@ -87,12 +87,16 @@ def prices(
 class Stopping:
     """Makes the rules of the plan in use, and learns their margins."""
 
-    def __init__(self, survival: SurvivalModel) -> None:
+    def __init__(
+        self, survival: SurvivalModel, copies: SurvivalModel | None = None
+    ) -> None:
         """Begin without a plan.
 
         Args:
             survival: What is believed of acceptance.
+            copies: What is believed of continuations from contexts, if there are any.
         """
+        self._copies = copies
         self.uniform_depth = 1
         """How deep rules draft in the mean, by the last search."""
         self._survival = survival
@@ -102,7 +106,8 @@ class Stopping:
         self._plan: Plan | None = None
         self._prices = Prices([0.0], 0.0)
         self._chances: dict[int, DraftChances] = {}
-        """By class, under that plan."""
+        self._survivals: dict[int, Sequence[float]] = {}
+        """By class, under that plan; of copied tokens the survivals."""
 
     def rule(
         self,
@@ -122,18 +127,16 @@ class Stopping:
             kind: Of the batch; each has a margin.
         """
         if self._plan is not plan:
-            self._plan, self._chances = plan, {}
+            self._plan, self._chances, self._survivals = plan, {}, {}
             margin = self._margins.of(kind)
             self._prices = prices(plan, times, len(requests), depth, margin)
         self._kind = kind
+        free = [r for r in requests if r.pinned_draft_length is None]
         return StopRule(
-            {
-                request.request_id: self._chances_of(request, depth)
-                for request in requests
-                if request.pinned_draft_length is None
-            },
+            {r.request_id: self._chances_of(r, depth) for r in free},
             self._prices.verify,
             self._prices.step,
+            {} if self._copies is None else self._copied(self._copies, free),
         )
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -141,6 +144,19 @@ class Stopping:
         kind, self._kind = self._kind, None
         if kind is not None and outcome.draft_depth and not outcome.num_prefill_tokens:
             self._margins.learn(kind, outcome.draft_depth, self.uniform_depth)
+
+    def _copied(
+        self, copies: SurvivalModel, requests: Sequence[DecodeRequest]
+    ) -> dict[str, Sequence[float]]:
+        """Survival of what contexts may offer, also those that have offered nothing
+        yet: where there is a rule the worker knows before anything is verified."""
+        found = {}
+        for request in requests:
+            class_id = copies.see(request)
+            if class_id not in self._survivals:
+                self._survivals[class_id] = copies.survival_of_class(class_id)
+            found[request.request_id] = self._survivals[class_id]
+        return found
 
     def _chances_of(self, request: DecodeRequest, depth: int) -> DraftChances:
         class_id = self._survival.class_of.get(request.request_id)

@@ -46,6 +46,9 @@ from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
 PRIOR_ACCEPTANCE = (0.75, 0.65, 0.6, 0.55, 0.5)
 """Conditional acceptance by position before any draft, the last one repeated: between
 MTP layers trained for one step and for several (FastMTP: 0.81, 0.69, 0.64)."""
+COPY_ACCEPTANCE = (0.8,)
+"""The same of tokens copied after the MTP layers' ones, which the context has agreed
+with: an edit repeats nearly all of it, other text goes its own way soon."""
 HALF_LIFE_STEPS = 64.0
 """Steps after which an outcome counts half. Tuning worlds: 32 loses, 128 is as good."""
 
@@ -68,16 +71,24 @@ class SurvivalModel:
     batch of it at every step: request id -> class.
     """
 
-    def __init__(self, max_draft_length: int) -> None:
+    def __init__(
+        self, max_draft_length: int, prior: Sequence[float] = PRIOR_ACCEPTANCE
+    ) -> None:
+        """Begin with a prior.
+
+        Args:
+            max_draft_length: Of drafts.
+            prior: Conditional acceptance by position, the last one repeated.
+        """
         self.max_draft_length = max_draft_length
         self.class_of: dict[str, int] = {}
         self.confidences: dict[int, ConfidenceModel] = {}
         """Of each cell seen so far."""
         self.calibration = Calibration()
         self._engine = Term(0.0, PRIOR_PRECISION / 2)
-        last = len(PRIOR_ACCEPTANCE) - 1
+        last = len(prior) - 1
         self._positions = [
-            Term(log_odds(PRIOR_ACCEPTANCE[min(j, last)]), PRIOR_PRECISION)
+            Term(log_odds(prior[min(j, last)]), PRIOR_PRECISION)
             for j in range(max_draft_length)
         ]
         self._cells: dict[int, Term] = {}
@@ -145,6 +156,11 @@ class SurvivalModel:
             confidence.slope,
             self.conditional_of_class(class_id)[:depth],
         )
+
+    @property
+    def mean_acceptance(self) -> float:
+        """Of the first token of a request of which nothing is known."""
+        return logistic(self._engine.mean + self._positions[0].mean)
 
     def confidence_offsets(self, class_id: int) -> list[float]:
         """What a draft token's confidence may add to its log-odds, equally likely."""
@@ -216,8 +232,10 @@ class SurvivalModel:
 
     def _group(self, outcomes: Sequence[RequestOutcome]) -> dict[_Key, list[str]]:
         groups: dict[_Key, list[str]] = {}
-        for request_id, drafted, accepted, confidences, left_out, would, _ in outcomes:
-            drafted = min(drafted + left_out, self.max_draft_length)
+        for outcome in outcomes:
+            request_id, drafted, accepted, confidences, left_out, would, *_ = outcome
+            drafted += left_out - outcome.num_copied
+            drafted = min(drafted, self.max_draft_length)
             if drafted <= 0:
                 continue
             class_id = self.class_of.get(request_id)

@@ -9,10 +9,12 @@ Plain Python on purpose: it runs between two draft steps, when nothing is in the
 and for a few requests a dozen calls of NumPy took a tenth of a draft step.
 
 Lossless: both are decided from proposal distributions, never from what is drawn from
-them or from what the target will say.
+them or from what the target will say. A draft that the request's context continues
+needs no further draft step: that depends on the tokens drawn, and comes after all of
+those whose verification is settled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from vllm_mtp.acceptance import MAX_CONFIDENCE, logistic
@@ -47,7 +49,14 @@ def lower_hull(prices: Sequence[float]) -> list[float]:
 class _Chain:
     """The draft of one request."""
 
-    __slots__ = ("accepted", "alive", "best", "chances", "length")
+    __slots__ = (
+        "accepted",
+        "alive",
+        "alive_at_length",
+        "best",
+        "chances",
+        "length",
+    )
 
     def __init__(self, chances: DraftChances) -> None:
         self.chances = chances
@@ -59,6 +68,8 @@ class _Chain:
         """Most that a part of the draft is worth: accepted tokens less their price."""
         self.length = 0
         """Of that part."""
+        self.alive_at_length = 1.0
+        """Probability that all of that part is accepted."""
 
     def extend(self, position: int, confidence: float, price: float) -> None:
         log_odds, slope, _ = self.chances
@@ -69,6 +80,7 @@ class _Chain:
         worth = self.accepted - price
         if worth > self.best:
             self.best, self.length = worth, position + 1
+            self.alive_at_length = self.alive
 
 
 class EarlyStop:
@@ -92,20 +104,30 @@ class EarlyStop:
         self._depth = depth = len(prices) - 1
         hopeless = DraftChances((_NEVER,) * depth, 0.0, (0.0,) * depth)
         self._chains = [_Chain(rule.chances.get(i, hopeless)) for i in request_ids]
-        self._num_drafted = 0
+        self._copies = [rule.copies.get(i, ()) for i in request_ids]
+        self._continued: frozenset[int] = frozenset()
+        self.num_drafted = 0
+        """Draft steps made."""
 
-    def goes_on(self, confidences: Sequence[float]) -> bool:
-        """Whether another draft step pays.
+    def extend(self, confidences: Sequence[float]) -> None:
+        """A draft step has been made.
 
         Args:
             confidences: Of the tokens drafted just now, ``[num_requests]``.
         """
-        position = self._num_drafted
-        self._num_drafted = drafted = position + 1
+        position = self.num_drafted
+        self.num_drafted = drafted = position + 1
         price = self._prices[drafted]
         for chain, confidence in zip(self._chains, confidences, strict=True):
             chain.extend(position, confidence, price)
-        gains = self._gains(drafted)
+
+    def continue_from_contexts(self, places: Collection[int]) -> None:
+        """The contexts of these requests continue their drafts so far."""
+        self._continued = frozenset(places)
+
+    def goes_on(self) -> bool:
+        """Whether another draft step pays."""
+        gains = self._gains(self.num_drafted)
         return any(
             gain > self._step_price * (number + 1) for number, gain in enumerate(gains)
         )
@@ -114,7 +136,9 @@ class EarlyStop:
         """What 1, 2, .. more draft steps promise all requests together."""
         gains = [0.0] * (self._depth - drafted)
         prices = self._prices[drafted + 1 :]
-        for chain in self._chains:
+        for place, chain in enumerate(self._chains):
+            if place in self._continued:
+                continue
             alive, accepted = chain.alive, chain.accepted
             known = best = chain.best
             unseen = chain.chances.unseen[drafted:]
@@ -128,3 +152,25 @@ class EarlyStop:
     def lengths(self) -> list[int]:
         """Draft tokens of each request that are worth verifying."""
         return [chain.length for chain in self._chains]
+
+    def may_continue(self) -> list[int]:
+        """Places of requests whose drafts contexts may continue."""
+        return [place for place, copies in enumerate(self._copies) if copies]
+
+    def copy_lengths(self) -> list[int]:
+        """Draft tokens worth verifying where the context continues a draft."""
+        pairs = zip(self._chains, self._copies, strict=True)
+        return [self._copy_length(chain, copies) for chain, copies in pairs]
+
+    def _copy_length(self, chain: _Chain, copies: Sequence[float]) -> int:
+        """Of a request: that which is worth most."""
+        length = longest = chain.length
+        if not length:
+            return 0
+        prices = self._prices[length:]
+        accepted = best = 0.0
+        for number, (chance, price) in enumerate(zip(copies, prices[1:], strict=False)):
+            accepted += chain.alive_at_length * chance
+            if accepted - (price - prices[0]) > best:
+                best, longest = accepted - (price - prices[0]), length + number + 1
+        return longest

@@ -1,4 +1,4 @@
-"""The Triton kernels that `triton_ops`, `truncation`, `row_copies` launch.
+"""The Triton kernels that `triton_ops`, `truncation` and others launch.
 
 Counts stay on the device: a program looks up its own request and returns when it has
 nothing to do, so that launches can be captured into CUDA graphs. Without Triton they
@@ -357,3 +357,162 @@ def keep_rows(
     tl.store(place, values, mask=is_column)
     if block == 0:
         tl.store(kept_positions + row, tl.load(positions + row))
+
+
+@_kernel("token_stride", "draft_stride", "num_drafts")
+def score_matches(
+    # [max_num_reqs, max_model_len] int32
+    token_ids: "torch.Tensor",
+    token_stride: int,
+    # [max_num_reqs] int32
+    total_len: "torch.Tensor",
+    # [num_reqs] int64
+    idx_mapping: "torch.Tensor",
+    # [num_reqs] int32
+    num_sampled: "torch.Tensor",
+    # [num_reqs, num_drafts or more] int64
+    draft_tokens: "torch.Tensor",
+    draft_stride: int,
+    num_drafts: int,
+    # [num_reqs, num_blocks] int64, mutated
+    scores: "torch.Tensor",
+    MIN_MATCH: tl.constexpr,
+    MAX_MATCH: tl.constexpr,
+    PLACES: tl.constexpr,
+) -> None:
+    """Program ``(i, b)`` scores the places of block ``b`` of request ``i``.
+
+    A score is the length of a match, then how far in front it ends; 0 for none.
+    """
+    request, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = tl.load(idx_mapping + request)
+    length = tl.load(total_len + index)
+    tokens = token_ids + index * token_stride
+    chain = draft_tokens + request * draft_stride
+    samples = tl.load(num_sampled + request) > 0
+    end = tl.where(samples, length + num_drafts, 0)
+    starts = block * PLACES + 1 + tl.arange(0, PLACES)
+    agrees = starts < end
+    matched = tl.zeros([PLACES], tl.int32)
+    most = tl.maximum(MAX_MATCH, MIN_MATCH + num_drafts)
+    step = num_drafts * 0
+    # Tokens may lie in the host's memory: nothing is read behind the first difference.
+    while (step < most) & (tl.max(agrees.to(tl.int32), axis=0) > 0):
+        step += 1
+        last = end - step
+        wanted = tl.load(tokens + last, mask=last < length, other=0)
+        drafted = tl.load(chain + (last - length), mask=last >= length, other=0)
+        wanted = tl.where(last < length, wanted, drafted.to(tl.int32))
+        places = starts - step
+        is_token = agrees & (places >= 0) & (places < length)
+        is_drafted = agrees & (places >= length)
+        found = tl.load(tokens + places, mask=is_token, other=0)
+        drafts = tl.load(chain + (places - length), mask=is_drafted, other=0)
+        found = tl.where(is_drafted, drafts.to(tl.int32), found)
+        agrees = (is_token | is_drafted) & (found == wanted)
+        matched += agrees.to(tl.int32)
+    score = matched.to(tl.int64) * 4294967296 + (2147483648 - starts.to(tl.int64))
+    score = tl.where(matched >= MIN_MATCH + num_drafts, score, 0)
+    place = scores + request * tl.num_programs(1) + block
+    tl.store(place, tl.max(score, axis=0))
+
+
+@_kernel(
+    "token_stride",
+    "draft_stride",
+    "num_drafts",
+    "num_columns",
+    "num_blocks",
+    "max_model_len",
+    "num_reqs",
+)
+def continue_drafts(
+    # [max_num_reqs, max_model_len] int32
+    token_ids: "torch.Tensor",
+    token_stride: int,
+    # [max_num_reqs] int32
+    total_len: "torch.Tensor",
+    max_model_len: int,
+    # [num_reqs] int64
+    idx_mapping: "torch.Tensor",
+    # [num_reqs] int32
+    num_sampled: "torch.Tensor",
+    # [num_reqs, num_columns] int64, mutated
+    draft_tokens: "torch.Tensor",
+    draft_stride: int,
+    num_drafts: int,
+    num_columns: int,
+    # [num_reqs, num_blocks] int64
+    scores: "torch.Tensor",
+    num_blocks: int,
+    # [max_num_reqs, num_columns] int32, mutated
+    kept_tokens: "torch.Tensor",
+    # [max_num_reqs] int32, mutated
+    kept_total_len: "torch.Tensor",
+    # [max_num_reqs] int32, mutated
+    kept_num_drafts: "torch.Tensor",
+    # [max_num_reqs] int32, mutated
+    kept_num_offered: "torch.Tensor",
+    # [3, num_reqs] int32, mutated
+    counts: "torch.Tensor",
+    num_reqs: int,
+    FILLER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> None:
+    """Program ``i`` judges the offer before of request ``i`` and makes the next."""
+    request = tl.program_id(0).to(tl.int64)
+    index = tl.load(idx_mapping + request)
+    length = tl.load(total_len + index)
+    tokens = token_ids + index * token_stride
+    sampled = tl.load(num_sampled + request)
+    columns = tl.arange(0, COLUMNS)
+    is_column = columns < num_columns
+    kept = kept_tokens + index * num_columns + columns
+
+    depth = tl.load(kept_num_drafts + index)
+    is_next = tl.load(kept_total_len + index) + sampled == length
+    num_known = tl.minimum(sampled, depth + tl.load(kept_num_offered + index))
+    num_known = tl.where(is_next, num_known, 0)
+    is_known = is_column & (columns < num_known)
+    before = tl.load(kept, mask=is_column, other=-1)
+    committed = tl.load(tokens + (length - sampled) + columns, mask=is_known, other=-1)
+    num_same = tl.min(tl.where(is_known & (committed != before), columns, num_known), 0)
+    # Where the draft in front of it was rejected, an offer stood nowhere.
+    matched = tl.maximum(num_same - depth, 0)
+    examined = tl.minimum(num_known - depth, matched + 1)
+    examined = tl.where(num_same >= depth, examined, 0)
+
+    score = tl.zeros((), tl.int64)
+    for first in range(0, num_blocks, BLOCKS):
+        blocks = first + tl.arange(0, BLOCKS)
+        place = scores + request * num_blocks + blocks
+        found = tl.load(place, mask=blocks < num_blocks, other=0)
+        score = tl.maximum(score, tl.max(found, axis=0))
+    start = (2147483648 - score % 4294967296).to(tl.int32)
+    end = length + num_drafts
+    room = tl.minimum(num_columns - num_drafts, max_model_len - end)
+    offered = tl.maximum(tl.minimum(room, end - start), 0)
+    offered = tl.where(score > 0, offered, 0)
+
+    # It may go on into the draft itself, where texts repeat themselves.
+    chain = draft_tokens + request * draft_stride
+    is_new = is_column & (columns >= num_drafts)
+    is_offered = is_new & (columns < num_drafts + offered)
+    places = start + columns - num_drafts
+    from_text = is_offered & (places < length)
+    text = tl.load(tokens + places, mask=from_text, other=FILLER)
+    drafted = tl.where(is_offered, places - length, columns)
+    from_chain = (is_offered & (places >= length)) | (columns < num_drafts)
+    from_chain = is_column & from_chain
+    chosen = tl.load(chain + drafted, mask=from_chain, other=FILLER)
+    chosen = tl.where(from_text, text.to(tl.int64), chosen)
+
+    tl.store(chain + columns, chosen, mask=is_new)
+    tl.store(kept, chosen.to(tl.int32), mask=is_column)
+    tl.store(kept_total_len + index, length)
+    tl.store(kept_num_drafts + index, num_drafts)
+    tl.store(kept_num_offered + index, offered)
+    tl.store(counts + request, offered)
+    tl.store(counts + num_reqs + request, examined)
+    tl.store(counts + 2 * num_reqs + request, matched)

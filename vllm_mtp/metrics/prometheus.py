@@ -35,6 +35,12 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "draft_tokens": ("Draft tokens that the target verified.", ("position",)),
     "accepted_tokens": ("Draft tokens that the target accepted.", ("position",)),
     "rejected_slots": ("KV slots of rejected draft tokens, rolled back.", ()),
+    "copied_tokens": (
+        "Draft tokens that were copied from contexts, or stood where one was expected "
+        "to go on; they are among draft_tokens.",
+        (),
+    ),
+    "accepted_copied_tokens": ("Those of them that the target accepted.", ()),
     "step_seconds": (
         "Step time, divided by the cost model. By part: "
         + "; ".join(f"{name}: {meaning}" for name, meaning in PARTS.items())
@@ -134,6 +140,8 @@ class SpeculationMetrics:
         self._count("drafting_failures", engine, stats.failures)
         for name, value in (
             ("rejected_slots", stats.num_rejected_slots),
+            ("copied_tokens", stats.num_copied),
+            ("accepted_copied_tokens", stats.num_copied_accepted),
             ("decode_tokens", stats.num_tokens),
             ("promised_tokens", stats.promised_tokens),
             ("acceptance_alarms", stats.num_alarms),

@@ -56,6 +56,10 @@ class SpeculationStats:
     accepted: list[int]
     without_draft: dict[str, int] = field(default_factory=dict)
     """Request-steps without a draft, by why (`REASONS`)."""
+    num_copied: int = 0
+    """Draft tokens that were copied from contexts, or stand where one was expected to
+    go on; among the others, and how many of them were accepted."""
+    num_copied_accepted: int = 0
     num_rejected_slots: int = 0
     """KV slots of draft tokens that were not accepted, rolled back."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -103,6 +107,8 @@ class SpeculationStats:
             counts = getattr(self, name)
             for key, value in getattr(other, name).items():
                 counts[key] = counts.get(key, 0) + value
+        self.num_copied += other.num_copied
+        self.num_copied_accepted += other.num_copied_accepted
         self.num_rejected_slots += other.num_rejected_slots
         self.num_tokens += other.num_tokens
         self.promised_tokens += other.promised_tokens

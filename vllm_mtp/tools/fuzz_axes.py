@@ -91,10 +91,12 @@ class Axis:
 
 
 AXES: Mapping[str, Axis] = {
-    "sync": Axis(RANDOM_K),
+    "sync": Axis(RANDOM_K, proof="num_copied"),
     "async": Axis(RANDOM_K, ASYNC),
     "no prefix cache": Axis(RANDOM_K, {"enable_prefix_caching": False}),
-    "chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET}),
+    "chunks": Axis(
+        RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET}, proof="num_copied"
+    ),
     "async chunks": Axis(RANDOM_K, {"max_num_batched_tokens": TIGHT_BUDGET} | ASYNC),
     "small cache": Axis(RANDOM_K, **SMALL_CACHE),
     "async small cache": Axis(RANDOM_K, ASYNC, **SMALL_CACHE),

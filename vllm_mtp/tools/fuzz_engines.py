@@ -13,7 +13,7 @@ from vllm_mtp.tools.server_process import ServerError
 
 COUNTS = (
     *("drafted", "accepted", "num_steps", "num_preempted"),
-    *("num_disturbed", "num_adapted", "num_loaded_tokens"),
+    *("num_disturbed", "num_adapted", "num_loaded_tokens", "num_copied"),
 )
 """What is added up over plays; see ``CommandedEngine.play``."""
 

@@ -137,7 +137,8 @@ class ScoredEngine:
                 scores[request].append(SURE if seems else UNSURE)
             depth += 1
             if stop is not None:
-                goes_on = stop.goes_on([each[-1] for each in scores])
+                stop.extend([each[-1] for each in scores])
+                goes_on = stop.goes_on()
             goes_on &= depth < decision.draft_depth
         self._easy, self._scores = easy, [tuple(each) for each in scores]
         self._lengths = [decision.num_draft_tokens[request_id] for request_id in ids]

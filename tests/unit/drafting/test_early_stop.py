@@ -1,6 +1,8 @@
 """The stop rule at work: what it keeps, when it goes on, what it must not look at."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,9 +43,15 @@ def draft(stop: EarlyStop, confidences: Sequence[Sequence[float]]) -> int:
         confidences: draft steps x requests.
     """
     for step, row in enumerate(confidences):
-        if not stop.goes_on(row):
+        if not goes_on(stop, row):
             return step + 1
     raise AssertionError("the rule allowed more than its depth")
+
+
+def goes_on(stop: EarlyStop, confidences: Sequence[float]) -> bool:
+    """Whether another step follows one with these confidences."""
+    stop.extend(confidences)
+    return stop.goes_on()
 
 
 def survivals(
@@ -118,7 +126,7 @@ def test_a_dip_in_the_price_is_used_where_drafts_are_not_drawn() -> None:
     kept = {}
     for are_drawn in (False, True):
         stop = EarlyStop(rule(usual, verify_prices=prices), ["a"], are_drawn)
-        while stop.goes_on(chain[0]):
+        while goes_on(stop, chain[0]):
             pass
         kept[are_drawn] = stop.lengths()[0]
     assert kept == {False: 3, True: 2}
@@ -137,7 +145,7 @@ def test_the_length_kept_is_the_one_that_is_worth_most(
     ruled = rule({"a": log_odds}, verify_prices=[0.0, *prices])
     stop = EarlyStop(ruled, ["a"], are_drawn=False)
     for confidence in chain[:num_steps]:
-        stop.goes_on([confidence])
+        stop.extend([confidence])
     worth = [0.0]
     for length in range(1, num_steps + 1):
         accepted = sum(survivals(ruled, "a", chain[:length]))
@@ -201,3 +209,38 @@ def test_the_hull_is_the_largest_convex_sequence_below(prices: list[float]) -> N
     for index in range(1, len(prices) - 1):
         is_corner = rises[index] - rises[index - 1] > 1e-9
         assert not is_corner or hull[index] == pytest.approx(prices[index])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(0.1, 0.9), min_size=1, max_size=DEPTH),
+    st.lists(st.floats(0.0, 0.8), min_size=DEPTH, max_size=DEPTH),
+    st.floats(-1.0, 3.0),
+)
+def test_a_draft_is_continued_as_far_as_it_is_worth_most(
+    chances: list[float], prices: list[float], log_odds: float
+) -> None:
+    copies = [math.prod(chances[: place + 1]) for place in range(len(chances))]
+    ruled = rule({"a": [log_odds] * DEPTH}, verify_prices=[0.0, *prices])
+    ruled = replace(ruled, copies={"a": copies})
+    stop = EarlyStop(ruled, ["a"], are_drawn=False)
+    stop.extend([1.0])
+    chain = stop.lengths()[0]
+    alive = survivals(ruled, "a", [1.0])[0] if chain else 0.0
+    worths = [
+        alive * sum(copies[:number]) - ruled.verify_prices[chain + number]
+        for number in range(min(len(copies), DEPTH - chain) + 1)
+    ]
+    number = stop.copy_lengths()[0] - chain
+    assert chain or not number
+    assert worths[number] == pytest.approx(max(worths) if chain else worths[0])
+
+
+def test_who_is_continued_asks_for_no_further_step() -> None:
+    sure = rule({"a": [3.0] * DEPTH, "b": [-2.0] * DEPTH}, step_price=0.2)
+    stop = EarlyStop(replace(sure, copies={"a": [0.9]}), ["a", "b"], are_drawn=False)
+    stop.extend([1.0, 1.0])
+    assert stop.goes_on()
+    assert stop.may_continue() == [0]
+    stop.continue_from_contexts([0])
+    assert not stop.goes_on()

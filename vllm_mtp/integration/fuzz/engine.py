@@ -85,10 +85,12 @@ def play(
 
     Returns:
         ``answers`` by name (see `Answer.as_dict`), ``num_steps``, ``num_disturbed``,
-        how often the engine was while it had requests, and ``died``: the end of the
-        traceback if the engine did, with ``in_flight``, the requests that it had then.
+        how often the engine was while it had requests, ``num_copied``, draft tokens
+        copied from contexts, and ``died``: the end of the traceback if the engine did,
+        with ``in_flight``, the requests that it had then.
     """
     _begin_anew(engine, seed)
+    num_copied = _num_copied(engine)
     stage = _Stage(engine, requests, is_undisturbed)
     died = ""
     try:
@@ -102,9 +104,16 @@ def play(
         "num_disturbed": stage.disturbances.num_done,
         "num_adapted": sum(each.get("adapter") is not None for each in requests),
         "num_loaded_tokens": FuzzConnector.num_loaded_tokens,
+        "num_copied": _num_copied(engine) - num_copied,
         "died": died,
         "in_flight": [name for name, each in stage.answers.items() if each.is_open],
     }
+
+
+def _num_copied(engine: LLMEngine) -> int:
+    """Draft tokens that were copied from contexts and verified, so far."""
+    copying = getattr(engine.engine_core.engine_core.scheduler, "_copying", None)
+    return 0 if copying is None else int(copying.num_verified)
 
 
 def _begin_anew(engine: LLMEngine, seed: int) -> None:

@@ -165,8 +165,8 @@ class StepMetrics:
 
     def _count_drafts(self, verified: Sequence[RequestOutcome]) -> None:
         stats = self._stats
-        kinds = Counter(map(itemgetter(1, 2, 6), verified))
-        for (drafted, accepted, forbidden), number in kinds.items():
+        kinds = Counter(map(itemgetter(1, 2, 6, 7), verified))
+        for (drafted, accepted, forbidden, copied), number in kinds.items():
             num_rows = drafted + forbidden
             stats.draft_lengths[num_rows] += number
             if not num_rows:
@@ -174,6 +174,10 @@ class StepMetrics:
                     stats.without_draft.get(UNSURE, 0) + number
                 )
             stats.num_rejected_slots += number * (num_rows - accepted)
+            if copied:
+                chain = drafted - copied
+                stats.num_copied += number * copied
+                stats.num_copied_accepted += number * max(accepted - chain, 0)
             for position in range(drafted):
                 stats.drafted[position] += number
             for position in range(accepted):

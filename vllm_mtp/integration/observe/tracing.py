@@ -148,7 +148,7 @@ class TracingController(DecidesEveryStep):
         estimates: list[list[float]] = []
         index_of_class: dict[int, int] = {}
         rows = []
-        for request_id, context, is_greedy, pin, _, is_constrained in requests:
+        for request_id, context, is_greedy, pin, _, is_constrained, _ in requests:
             index = self._survival_index(request_id, index_of_class, estimates)
             length = lengths.get(request_id, 0)
             number = numbers.of(request_id)

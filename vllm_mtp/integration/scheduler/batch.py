@@ -1,6 +1,6 @@
 """Who does what in a step that was just scheduled."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -49,6 +49,7 @@ def batch_of(
     requests: Mapping[str, Any],
     traits: TraitsOfRequests,
     pending: PendingCounts | None,
+    copying: Collection[str] = (),
 ) -> Batch:
     """Sort out a step.
 
@@ -57,6 +58,7 @@ def batch_of(
         requests: vLLM's, by id.
         traits: Of them.
         pending: Tokens that the MTP layers have not read; None if they always run.
+        copying: Requests whose contexts offered a continuation.
     """
     next_decoding: list[DecodeRequest] = []
     without_draft: list[str] = []
@@ -88,6 +90,7 @@ def batch_of(
                     known.pinned_draft_length,
                     0 if pending is None else pending.of(request_id),
                     known.is_constrained,
+                    request_id in copying,
                 )
             )
     return Batch(

@@ -33,8 +33,10 @@ from vllm_mtp.integration.scheduler.controllers import (
     controller_of,
     doubt_acceptance,
 )
+from vllm_mtp.integration.scheduler.copying import copying_of_scheduler
 from vllm_mtp.integration.scheduler.drafting_failure import DraftingSwitch
 from vllm_mtp.integration.scheduler.messages import (
+    CopyDirections,
     ReportingOutput,
     report_of,
     warn_lost,
@@ -90,6 +92,7 @@ class ControlledScheduler(Scheduler):
         self._undecided = UndecidedSteps()
         backfills = drafting_disabled.leaves_pending_tokens(self.vllm_config)
         self._pending = PendingCounts() if backfills else None
+        self._copying = copying_of_scheduler(self.vllm_config)
         self._draft_lengths: dict[str, int] = {}
         self._still_waiting: frozenset[str] = frozenset()
         """Requests whose drafts of this step are made without all of their KV."""
@@ -152,12 +155,21 @@ class ControlledScheduler(Scheduler):
             else:
                 self._count_undecided()
                 depth = self._decide_step(scheduler_output)
+        # vLLM's word for the longest draft; of how deep the MTP layers draft the worker
+        # is told apart where that may be less.
         scheduler_output.num_spec_tokens_to_schedule = depth
         super()._update_after_schedule(scheduler_output)
 
     def _decide_step(self, scheduler_output: SchedulerOutput) -> int:
-        """Decide about a step and open its record; returns its depth."""
-        batch = batch_of(scheduler_output, self.requests, self._traits, self._pending)
+        """Decide about a step and open its record; returns its longest draft."""
+        copying = self._copying
+        batch = batch_of(
+            scheduler_output,
+            self.requests,
+            self._traits,
+            self._pending,
+            () if copying is None else copying.request_ids,
+        )
         if self.metrics is not None and batch.without_draft:
             self.metrics.decoding_without_draft(
                 batch.without_draft, self._traits.switched_off
@@ -177,7 +189,15 @@ class ControlledScheduler(Scheduler):
             self._undecided.may_begin(batch.without_draft)
         else:
             self._undecided.end()
+        if copying is not None:
+            depth = copying.decide(decision, self._draft_lengths)
+            if copying.directions is not None:
+                self._draft_lengths.update(copying.directions.copy_lengths)
         return depth
+
+    @property
+    def _copy_directions(self) -> CopyDirections | None:
+        return None if self._copying is None else self._copying.directions
 
     def _backfill(
         self, scheduler_output: SchedulerOutput, batch: Batch, depth: int
@@ -236,12 +256,14 @@ class ControlledScheduler(Scheduler):
         self._take_report(model_runner_output)
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
-        record = self._records.close()
+        record, report = self._records.close(), report_of(model_runner_output)
         record.set_verified(
             self._outcomes(scheduler_output, model_runner_output),
-            report_of(model_runner_output).choices,
+            report.choices,
             scheduler_output.scheduled_spec_decode_tokens,
         )
+        if self._copying is not None:
+            record.set_copied(report.copies, self._copying.take(report.copies))
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._records.updated(record)
@@ -386,6 +408,8 @@ class ControlledScheduler(Scheduler):
     def _forget_options(self, request_id: str) -> None:
         """What was worked out from a request's parameters, and decided with it."""
         self._draft_lengths.pop(request_id, None)
+        if self._copying is not None:
+            self._copying.request_ids.discard(request_id)
         traits = self._traits.forget(request_id)
         if self.metrics is not None and traits is not None:
             self.metrics.ended(request_id, traits.is_greedy)

@@ -80,9 +80,7 @@ def directed(
     copying: CopyDirections | None = None,
 ) -> DirectedSchedulerOutput:
     """The same step with directions; without any as well, so that none is missed."""
-    return _with(
-        DirectedSchedulerOutput, output, stop_rule=stop_rule, copying=copying
-    )
+    return _with(DirectedSchedulerOutput, output, stop_rule=stop_rule, copying=copying)
 
 
 def copying_of(output: SchedulerOutput) -> CopyDirections | None:
@@ -216,6 +214,29 @@ class VerifiedDrafts(NamedTuple):
         return dict(zip(self.request_ids, choices, strict=True))
 
 
+class OfferedCopies(NamedTuple):
+    """What contexts offered behind the drafts of the step before, on its way to the
+    host, and what of earlier offers is verified in this one."""
+
+    request_ids: list[str]
+    # [3, num_reqs], the first fields of `CopyReport`; right once the step's output is
+    # here
+    counts: np.ndarray
+    num_verified: Mapping[str, int]
+
+    @property
+    def reports(self) -> dict[str, CopyReport]:
+        """By request id, where there is anything to say."""
+        counts = map(CopyReport._make, np.insert(self.counts, 3, 0, axis=0).T.tolist())
+        offers = dict(zip(self.request_ids, counts, strict=True))
+        none = CopyReport(0, 0, 0)
+        reports = {
+            i: offers.get(i, none)._replace(num_verified=self.num_verified.get(i, 0))
+            for i in {**offers, **self.num_verified}
+        }
+        return {i: report for i, report in reports.items() if any(report)}
+
+
 class _AsyncReportingOutput(AsyncModelRunnerOutput):
     """An output that is still being copied to the host, with a report."""
 
@@ -224,13 +245,17 @@ class _AsyncReportingOutput(AsyncModelRunnerOutput):
         inner: AsyncModelRunnerOutput,
         report: WorkerReport,
         verified: VerifiedDrafts | None,
+        copies: OfferedCopies | None,
     ) -> None:
-        self._inner, self._report, self._verified = inner, report, verified
+        self._inner, self._report = inner, report
+        self._verified, self._copies = verified, copies
 
     def get_output(self) -> ModelRunnerOutput:
         output, report = self._inner.get_output(), self._report
         if self._verified is not None:
             report = report._replace(choices=self._verified.choices)
+        if self._copies is not None:
+            report = report._replace(copies=self._copies.reports)
         return _with(ReportingOutput, output, report=report)
 
 
@@ -239,6 +264,7 @@ def with_report(
     report: WorkerReport,
     is_first: bool = False,
     verified: VerifiedDrafts | None = None,
+    copies: OfferedCopies | None = None,
 ) -> Any:
     """The same output with a report, if it can carry one and there is any.
 
@@ -249,11 +275,13 @@ def with_report(
         is_first: Of this worker: it carries a report anyhow, and that it arrives is how
             the scheduler knows that later ones would.
         verified: Where draft tokens were left out; of async outputs.
+        copies: Where texts may continue drafts; the same.
     """
-    if report == NOTHING and not is_first and verified is None:
+    is_late = verified is not None or copies is not None
+    if report == NOTHING and not is_first and not is_late:
         return output
     if isinstance(output, AsyncModelRunnerOutput):
-        return _AsyncReportingOutput(output, report, verified)
+        return _AsyncReportingOutput(output, report, verified, copies)
     if not isinstance(output, ModelRunnerOutput):
         return output
     return _with(ReportingOutput, output, report=report)

@@ -39,9 +39,10 @@ class MTPPlusScheduler(NotingScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        if not (self._stops_early and output.num_spec_tokens_to_schedule):
+        is_directed = self._stops_early or self._copying is not None
+        if not (is_directed and output.num_spec_tokens_to_schedule):
             return output
-        return directed(output, self._stop_rule)
+        return directed(output, self._stop_rule, self._copy_directions)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -109,6 +110,12 @@ class MTPPlusScheduler(NotingScheduler):
 
 class MTPPlusAsyncScheduler(NotingScheduler, AsyncScheduler):
     """Async scheduling: the scheduler only counts drafts, the worker keeps them."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = super().schedule(*args, **kwargs)
+        if self._copy_directions is None or not output.num_spec_tokens_to_schedule:
+            return output
+        return directed(output, None, self._copy_directions)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-from vllm_mtp.integration.scheduler.messages import Choice
+from vllm_mtp.integration.scheduler.messages import Choice, CopyReport
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 
@@ -32,6 +32,7 @@ class StepRecord:
     step_time_s: float = 0.0
     verified: list[RequestOutcome] = field(default_factory=list)
     shadow_drafts: list[RequestOutcome] = field(default_factory=list)
+    copies: list[RequestOutcome] = field(default_factory=list)
 
     def set_verified(
         self,
@@ -58,12 +59,29 @@ class StepRecord:
             num_rows += sum(choice.num_verified for choice in choices.values())
             self.scheduled = self.scheduled._replace(num_scheduled_tokens=num_rows)
 
+    def set_copied(
+        self, reports: Mapping[str, CopyReport], copies: list[RequestOutcome]
+    ) -> None:
+        """Which draft tokens were copied.
+
+        Args:
+            reports: Of the worker, by request id.
+            copies: What became of offers.
+        """
+        self.copies = copies
+        if reports:
+            self.verified = [
+                _as_copied(outcome, reports.get(outcome.request_id))
+                for outcome in self.verified
+            ]
+
     @property
     def outcome(self) -> StepOutcome:
         return self.scheduled._replace(
             step_time_s=self.step_time_s,
             requests=tuple(self.verified),
             shadow_drafts=tuple(self.shadow_drafts),
+            copies=tuple(self.copies),
         )
 
 
@@ -79,6 +97,14 @@ def _as_chosen(outcome: RequestOutcome, choice: Choice) -> RequestOutcome:
         num_would_be_accepted=min(would_be_accepted, left_out),
         num_forbidden=choice.num_verified - verified,
     )
+
+
+def _as_copied(outcome: RequestOutcome, report: CopyReport | None) -> RequestOutcome:
+    if report is None or not report.num_verified:
+        return outcome
+    # Those that were left out or forbidden are the last ones.
+    absent = outcome.num_left_out + outcome.num_forbidden
+    return outcome._replace(num_copied=max(report.num_verified - absent, 0))
 
 
 class StepRecords:

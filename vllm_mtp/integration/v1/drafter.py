@@ -35,6 +35,7 @@ from vllm_mtp.integration.load.compat import CompatibilityError, check_attribute
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.load.settings import layout_of
 from vllm_mtp.integration.scheduler.messages import stop_rule_of
+from vllm_mtp.integration.v1.context_copies import ContinuesFromContexts
 from vllm_mtp.integration.v1.cpu_sampling import sample_fast_on_cpu
 from vllm_mtp.integration.v1.draft_sampling import DrawsLikeTarget
 from vllm_mtp.integration.v1.draft_vocab import DraftsFromVocabulary
@@ -269,7 +270,16 @@ class _MTPPlusDrafter(
                 return _no_tokens(given)
             given = self.of_last_rows(given)
         self.begin_drafts(self.model_runner.input_batch.req_ids)
-        return self.end_drafts(self.run_pass(depth, given))
+        drafts = self.end_drafts(self.run_pass(depth, given))
+        return self.continued(drafts)
+
+    def continued(
+        self,
+        # [num_reqs, depth] int64
+        draft_token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The same drafts, and what may be copied after them."""
+        return draft_token_ids
 
     def run_kv_pass(self, given: dict[str, Any]) -> None:
         """A pass of the MTP layers for their keys and values alone, if it may be."""
@@ -399,7 +409,7 @@ class _OneLayerDrafter(
         return super()._get_slot_mapping(num_tokens)
 
 
-class MTPPlusProposer(_OneLayerDrafter):
+class MTPPlusProposer(ContinuesFromContexts, _OneLayerDrafter):
     """Most families: one MTP layer, run K times."""
 
 
@@ -482,6 +492,7 @@ def _replace_samplers(runner: Any) -> None:
     sampler.after_verification = runner.drafter.after_verification
     if isinstance(runner.drafter, MTPPlusProposer):
         runner.drafter.prepare_to_draw()
+        runner.drafter.prepare_to_copy()
         sampler.drafter = runner.drafter
         if tests_shadow_drafts(runner.vllm_config):
             runner.drafter.shadow_test = ShadowTest(runner.device)

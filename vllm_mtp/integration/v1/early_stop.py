@@ -24,14 +24,17 @@ class _Drafts:
 
     def __init__(self, stop: EarlyStop | None) -> None:
         self.stop = stop
-        self.are_long_enough = False
         # draft steps x [num_reqs]
         self.confidences: list[list[float]] = []
 
     def note(self, confidences: list[float]) -> None:
         self.confidences.append(confidences)
         if self.stop is not None:
-            self.are_long_enough = not self.stop.goes_on(confidences)
+            self.stop.extend(confidences)
+
+    @property
+    def are_long_enough(self) -> bool:
+        return self.stop is not None and not self.stop.goes_on()
 
 
 class StopsEarly(SpecDecodeBaseProposer):
@@ -88,10 +91,20 @@ class StopsEarly(SpecDecodeBaseProposer):
         if self.has_stopped:
             return self._last_sampled
         sampled = super()._sample_draft_tokens(hidden_states, sampling_metadata)
-        if self._drafts is not None and self._drafts.are_long_enough:
-            assert self.gate is not None
-            self.gate.is_closed, self._last_sampled = True, sampled
+        if self._drafts is not None and self._drafts.stop is not None:
+            self.drafted(sampled[0], self._drafts.stop)
+            if self._drafts.are_long_enough:
+                assert self.gate is not None
+                self.gate.is_closed, self._last_sampled = True, sampled
         return sampled
+
+    def drafted(
+        self,
+        # [num_reqs]
+        draft_token_ids: torch.Tensor,
+        stop: EarlyStop,
+    ) -> None:
+        """A draft step under a rule has been made."""
 
     def _update_positions_dependent_metadata(
         self, positions: torch.Tensor, *args: Any, **kwargs: Any

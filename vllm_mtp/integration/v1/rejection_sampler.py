@@ -15,6 +15,7 @@ from vllm_mtp.integration.v1.block_verification import (
     sample_blocks,
     verify_blocks,
 )
+from vllm_mtp.integration.v1.copied_rows import CopiedRows
 from vllm_mtp.integration.v1.listed_logprobs import gather_logprobs
 from vllm_mtp.integration.v1.logits_processors import (
     count_tokens,
@@ -42,6 +43,8 @@ class MTPPlusRejectionSampler(RejectionSampler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._steps_to_lesson = 0
+        self._copied: CopiedRows | None = None
+        """Of the step that is verified."""
 
     def forward(
         self,
@@ -54,6 +57,7 @@ class MTPPlusRejectionSampler(RejectionSampler):
     ) -> SamplerOutput:
         if metadata.max_spec_len == 0:
             return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
+        self._copied = CopiedRows.taken_from(draft_probs, metadata.draft_token_ids)
         count_tokens(sampling_metadata)
         if is_plainly_greedy(sampling_metadata):
             choices = likeliest_tokens(logits)
@@ -248,10 +252,11 @@ class MTPPlusRejectionSampler(RejectionSampler):
 
         Right until the next draft pass: rows have not moved since the last one.
         """
-        if probs.shape[1] == vocab_size:
-            return probs
-        whole: torch.Tensor = self._vocabulary.spread(probs, 0.0)
-        return whole
+        if probs.shape[1] != vocab_size:
+            probs = self._vocabulary.spread(probs, 0.0)
+        if self._copied is not None:
+            self._copied.propose_for_sure(probs)
+        return probs
 
     @property
     def _vocabulary(self) -> DraftVocabulary:
@@ -280,8 +285,11 @@ class MTPPlusRejectionSampler(RejectionSampler):
         self._steps_to_lesson = _STEPS_BETWEEN_LESSONS
         lengths = torch.tensor(num_draft_tokens, device=draft_probs.device)
         is_sampled = sampling_metadata.temperature[: len(lengths)] > 0
+        is_drawn = is_sampled.repeat_interleave(lengths)
+        if self._copied is not None:
+            self._copied.without(is_drawn)
         # No more than are looked at: each is a softmax over the whole vocabulary.
-        rows = is_sampled.repeat_interleave(lengths).nonzero()[:MAX_ROWS, 0]
+        rows = is_drawn.nonzero()[:MAX_ROWS, 0]
         target = target_of(rows)
         if draft_probs.shape[1] != target.shape[1]:
             target = target[:, self._vocabulary.token_ids]

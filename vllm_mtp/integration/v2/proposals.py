@@ -9,9 +9,12 @@ draft steps, of which there are more, nothing is as wide.
 A column means another token once rows of the draft vocabulary have moved. They move
 between verification and drafting, so only a request that is not in that very step still
 has drafts of the old ones: those are rejected unseen.
+
+Draft tokens that were copied behind drawn ones (`context_copies`) need no column: they
+were certain.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +24,31 @@ from vllm_mtp.drafting.vocabulary import DraftVocabulary
 from vllm_mtp.kernels.truncation import truncate
 
 
+class DrawnDrafts(NamedTuple):
+    """How many tokens of each request's last draft were not copied."""
+
+    # [max_num_reqs] int32 each
+    on_host: np.ndarray
+    on_device: torch.Tensor
+
+    def num_copied(self, batch: Any) -> np.ndarray | None:
+        """``[num_reqs]`` int32: draft tokens of a step that were; None if none was.
+
+        Args:
+            batch: vLLM's ``InputBatch``.
+        """
+        scheduled = batch.num_draft_tokens_per_req
+        if scheduled is None:
+            return None
+        copied: np.ndarray = scheduled - self.on_host[batch.idx_mapping_np]
+        return copied.clip(min=0) if (copied > 0).any() else None
+
+
 class Proposals:
     """Of all requests that could run, by their index in vLLM's ``RequestState``."""
+
+    drawn: DrawnDrafts | None = None
+    """Where draft tokens may be copies."""
 
     def __init__(
         self,
@@ -129,8 +155,43 @@ class Proposals:
             return rows
         return self._vocabulary.spread(rows, -torch.inf)
 
+    def verifies_copies(self, batch: Any) -> bool:
+        """Whether draft tokens of a step were copied.
+
+        Args:
+            batch: vLLM's ``InputBatch``.
+        """
+        return self.drawn is not None and self.drawn.num_copied(batch) is not None
+
+    def put_copies(
+        self,
+        # [num_rows, vocab_size], mutated
+        proposals: torch.Tensor,
+        # [num_rows] each
+        idx_mapping: torch.Tensor,
+        steps: torch.Tensor,
+        draft_token_ids: torch.Tensor,
+    ) -> None:
+        """Let proposals of copied draft tokens be those tokens for sure.
+
+        Args:
+            proposals: As `of_rows` returns them.
+            idx_mapping: Request of each row.
+            steps: Draft tokens before each row. Behind a request's last one anything
+                may be proposed.
+            draft_token_ids: Of each row; the row before proposes it. -1 for one that
+                is rejected unseen.
+        """
+        assert self.drawn is not None
+        is_copy = (steps >= self.drawn.on_device[idx_mapping])[:, None]
+        tokens = draft_token_ids.roll(-1).clamp(min=0).long()[:, None]
+        certain = proposals.gather(1, tokens).masked_fill_(is_copy, 0.0)
+        proposals.masked_fill_(is_copy, -torch.inf).scatter_(1, tokens, certain)
+
     def outdated_rows(self, batch: Any) -> torch.Tensor | None:
         """``[num_rows]`` bool: whose draft tokens cannot be tested; None if all can.
+
+        Copies could be, but stand behind drawn ones that cannot.
 
         Args:
             batch: vLLM's ``InputBatch``.

@@ -29,6 +29,8 @@ class MTPPlusRejectionSampler(ScoresListedTokens):
     """Tests drawn drafts against `Proposals`, where there are any."""
 
     proposals: Proposals | None = None
+    _verifies_copies = False
+    """In the step that is under way."""
 
     def __call__(
         self,
@@ -38,6 +40,7 @@ class MTPPlusRejectionSampler(ScoresListedTokens):
         invalid_drafts: torch.Tensor | None = None,
     ) -> SamplerOutput:
         if self.proposals is not None:
+            self._verifies_copies = self.proposals.verifies_copies(input_batch)
             outdated = self.proposals.outdated_rows(input_batch)
             if outdated is not None and invalid_drafts is not None:
                 outdated |= invalid_drafts
@@ -82,6 +85,10 @@ class MTPPlusRejectionSampler(ScoresListedTokens):
             seq_lens_upper_bound_np,
         )
         proposals = self.proposals.of_rows(expanded_idx_mapping, expanded_local_pos)
+        if self._verifies_copies:
+            self.proposals.put_copies(
+                proposals, expanded_idx_mapping, expanded_local_pos, draft_sampled
+            )
         states = self.sampler.sampling_states
         # vLLM's kernels look up a proposal by request and draft step. Here each row has
         # its own, so a request goes by the name of its first row.

@@ -100,6 +100,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
     def sample_tokens(self, grammar_output: Any) -> Any:
         speculator, state = self._speculator, self.execute_model_state
         speculator.begin_step(state)
+        copies = speculator.take_copies(state)
         skips = state is not None and speculator.skips_mtp_layers(state)
         self._skips_mtp_layers = skips
         try:
@@ -111,7 +112,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
             with speculator.surviving():
                 speculator.keep_pending(state)
         verified, self._verified = self._verified, None
-        return self.with_report(output, speculator, verified)
+        return self.with_report(output, speculator, verified, copies)
 
     def sample(
         self,

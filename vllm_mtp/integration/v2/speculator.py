@@ -21,7 +21,9 @@ from vllm_mtp.integration.extra_heads.registration import has_extra_heads
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.load.extend import extend
 from vllm_mtp.integration.load.settings import layout_of
+from vllm_mtp.integration.scheduler.messages import OfferedCopies
 from vllm_mtp.integration.v2 import adaptive_verification
+from vllm_mtp.integration.v2.context_copies import CopiesFromContext
 from vllm_mtp.integration.v2.decode_graphs import (
     keep_few_sizes,
     may_choose_graphs,
@@ -140,6 +142,10 @@ class _MTPPlusSpeculator(
         num_sampled: torch.Tensor,
     ) -> None:
         """A step has sampled these tokens."""
+
+    def take_copies(self, state: Any) -> OfferedCopies | None:
+        """What texts have offered, to be reported with the output of a step."""
+        return None
 
     def begin_drafts(self, batch: Any) -> None:
         """A step drafts.
@@ -268,6 +274,16 @@ class _MTPPlusSpeculator(
             )
         return self._draft_slots_buffer
 
+    def drawn_part(
+        self,
+        # [num_reqs] each
+        idx_mapping: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two counts, of draft tokens that the acceptance estimator has seen."""
+        return num_sampled, num_rejected
+
     def observe_verification(
         self,
         # [num_reqs] each, on the device
@@ -275,7 +291,9 @@ class _MTPPlusSpeculator(
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
-        super().observe_verification(idx_mapping, num_sampled, num_rejected)
+        super().observe_verification(
+            idx_mapping, *self.drawn_part(idx_mapping, num_sampled, num_rejected)
+        )
         if self.on_rejected_slots is not None:
             self.on_rejected_slots(
                 RejectedSlots(num_rejected, query_start_loc=None, slot_mapping=None)
@@ -289,7 +307,9 @@ class _MTPPlusSpeculator(
             )
 
 
-class MTPPlusSpeculator(DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator):
+class MTPPlusSpeculator(
+    CopiesFromContext, DraftsFromVocabulary, _MTPPlusSpeculator, MTPSpeculator
+):
     """Most families: one MTP layer, run K times."""
 
 

@@ -2,26 +2,27 @@
 
 from typing import Any
 
+from vllm_mtp.drafting.context_copies import MAX_MATCH, MIN_MATCH
 from vllm_mtp.integration.extra_heads.registration import has_extra_heads
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_proposals
 
-MIN_MATCH = 3
-"""Tokens before a draft that must stand before its continuation, too, beside the draft
-itself."""
-MAX_MATCH = 16
-"""Tokens, the draft's included, of which longer matches count as no better: of equals
-the first in the context is taken, as in vLLM's n-gram proposer."""
+__all__ = ["MAX_COPYING", "MAX_MATCH", "MIN_MATCH", "may_copy"]
+
+MAX_COPYING = 64
+"""Requests of a step up to which contexts are searched. A search reads every token of a
+context from the host's memory, and in a larger batch rows are dear."""
 
 
 def may_copy(vllm_config: Any) -> bool:
     """Whether this engine's drafts may be continued from contexts.
 
     Not where drafts have one length by agreement of ranks, nor where who fixes K
-    compares acceptance by it, nor behind extra heads, nor where acceptance is synthetic. On V1 the context is
-    searched on the host, which under async scheduling does not know it in time. A
-    trace could not be replayed. Watermarked drafts are vLLM's to keep.
+    compares acceptance by it, nor behind extra heads, nor where acceptance is
+    synthetic. On V1 the context is searched on the host, which under async scheduling
+    does not know it in time. A trace could not be replayed. Watermarked drafts are
+    vLLM's to keep.
     """
     own, speculation = settings_of(vllm_config), vllm_config.speculative_config
     parallel = vllm_config.parallel_config

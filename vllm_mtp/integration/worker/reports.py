@@ -6,6 +6,7 @@ from typing import Any
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.scheduler.messages import (
     DraftedTokens,
+    OfferedCopies,
     VerifiedDrafts,
     with_report,
 )
@@ -33,7 +34,11 @@ class Reports:
         self._has_reported = False
 
     def with_report(
-        self, output: Any, drafter: Any, verified: VerifiedDrafts | None = None
+        self,
+        output: Any,
+        drafter: Any,
+        verified: VerifiedDrafts | None = None,
+        copies: OfferedCopies | None = None,
     ) -> Any:
         """A step's output, with the report of a drafter (`take_report`).
 
@@ -41,6 +46,7 @@ class Reports:
             output: vLLM's.
             drafter: Ours.
             verified: Where draft tokens were left out.
+            copies: Where texts may continue drafts.
         """
         report, is_first = drafter.take_report(), not self._has_reported
         if self._drafted is not None:
@@ -51,7 +57,7 @@ class Reports:
                 mixes_draft_lengths=drafter.mixes_draft_lengths,
                 failed_part=FAILED_DRAFTER if drafter.has_failed else None,
             )
-        reported = with_report(output, report, is_first, verified)
+        reported = with_report(output, report, is_first, verified, copies)
         # It may have had no output to give.
         self._has_reported = self._has_reported or reported is not output
         return reported

@@ -1,0 +1,70 @@
+"""Copies from contexts: found as vLLM's n-gram proposer finds them."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.spec_decode.ngram_proposer import (
+    _find_longest_matched_ngram_and_propose_tokens as theirs,
+)
+
+from vllm_mtp.drafting.context_copies import (
+    MAX_MATCH,
+    MIN_MATCH,
+    Offer,
+    continuation,
+)
+
+LIMIT = 8
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=80),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_the_same_is_found_as_by_vllm(
+    values: list[int], num_draft_tokens: int, repeats: int
+) -> None:
+    given_tokens = tokens(*values * repeats)
+    least = MIN_MATCH + num_draft_tokens
+    expected = theirs(
+        origin_tokens=given_tokens,
+        min_ngram=least,
+        max_ngram=max(MAX_MATCH, least),
+        max_model_len=1000,
+        k=LIMIT,
+    )
+    found = continuation(given_tokens, num_draft_tokens, LIMIT)
+    assert found.tolist() == expected.tolist()
+
+
+def test_the_draft_says_which_way_the_text_goes() -> None:
+    before = (1, 2, 3, 4, 10, 11, 12, 1, 2, 3, 4, 20, 21, 22, 1, 2, 3, 4)
+    assert continuation(tokens(*before, 10), 1, 2).tolist() == [11, 12]
+    assert continuation(tokens(*before, 20), 1, 2).tolist() == [21, 22]
+    assert not len(continuation(tokens(*before, 30), 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [
+        ([], (0, 0)),
+        ([5], (0, 0)),  # the draft's own token: nothing came after it
+        ([9, 6], (0, 0)),  # another one: what would have followed nobody knows
+        ([5, 6], (1, 1)),
+        ([5, 6, 7, 8], (2, 2)),
+        ([5, 9, 7], (1, 0)),
+        ([5, 6, 9], (2, 1)),
+    ],
+)
+def test_what_was_offered_is_compared_with_what_came(
+    committed: list[int], expected: tuple[int, int]
+) -> None:
+    offer = Offer(tokens(5), tokens(6, 7))
+    assert offer.compared(tokens(*committed)) == expected
