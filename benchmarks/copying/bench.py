@@ -52,6 +52,7 @@ from benchmarks.grid.prose import PROSE as PROSE_TEXT
 from benchmarks.harness import (
     SPARE_TOKENS,
     Contenders,
+    Rounds,
     RoundsBench,
     Waves,
     play_rounds,
@@ -139,7 +140,9 @@ class CopyingBench(RoundsBench):
         self, group: EngineGroup, prompts: Prompts, console: Console
     ) -> dict[str, Any]:
         """All loads, one after the other."""
-        loads, cells, rounds_of_cells = {}, [], {}
+        loads: dict[str, Any] = {}
+        cells: list[dict[str, Any]] = []
+        rounds_of_cells: dict[int, Rounds] = {}
         for load in self.loads:
             own = self.prompts_of(load, group, prompts.vocab_size)
             loads[load] = self._answered(own, group)

@@ -54,7 +54,7 @@ def make_edits(
         raise ConfigError("prompts: no text has an identifier that could be renamed")
     order = rng.sample(texts, len(texts))
     source = cycle(order)
-    edits = []
+    edits: list[Edit] = []
     while len(edits) < count:
         before = ""
         while len(before) < characters:

@@ -205,7 +205,7 @@ class _Circuit:
 
     def _spread(self, old: torch.Tensor) -> torch.Tensor:
         """Rows of heads `[heads * old size, ...]` at the beginning of larger ones."""
-        heads = old.unflatten(0, (-1, self._shape.head_dim))
+        heads = old.reshape(-1, self._shape.head_dim, *old.shape[1:])
         grown = torch.zeros(len(heads), HEAD_DIM, *old.shape[1:])
         grown[:, : self._shape.head_dim] = heads
         return grown.flatten(0, 1)

@@ -80,16 +80,24 @@ def test_a_drafter_that_raises_is_switched_off(
         assert draft_counts(llm) == before, "no drafts are verified any more"
 
 
-@pytest.mark.parametrize("rule", ["fixed", "goodput"])
 @pytest.mark.parametrize(
-    ("name", "call"), [("decide", 4), ("observe", 3), ("may_draft", 5)]
+    ("name", "call", "rule"),
+    [
+        ("decide", 4, "fixed"),
+        ("decide", 4, "goodput"),
+        ("observe", 3, "goodput"),
+        ("may_draft", 5, "goodput"),
+        # Who asks the controller does not know its rule.
+        pytest.param("observe", 3, "fixed", marks=pytest.mark.long),
+        pytest.param("may_draft", 5, "fixed", marks=pytest.mark.long),
+    ],
 )
 def test_a_controller_that_raises_is_switched_off(
     reference: Reference,
     said: list[logging.LogRecord],
-    rule: str,
     name: str,
     call: int,
+    rule: str,
 ) -> None:
     prompts, expected = wanted(reference)
     config = FIXED | {"controller": rule}
@@ -102,8 +110,18 @@ def test_a_controller_that_raises_is_switched_off(
         assert_switched_off(llm, "controller", said)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("rule", ["fixed", "goodput"])
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        ("fixed", torch.nan),
+        ("goodput", torch.nan),
+        ("fixed", torch.inf),
+        ("goodput", -torch.inf),
+        # Each value and each rule is above.
+        pytest.param("goodput", torch.inf, marks=pytest.mark.long),
+        pytest.param("fixed", -torch.inf, marks=pytest.mark.long),
+    ],
+)
 def test_draft_logits_that_are_no_numbers_change_nothing(
     reference: Reference, rule: str, value: float
 ) -> None:

@@ -59,7 +59,14 @@ def num_of_kinds(play: Play, kinds: Collection[str]) -> int:
     return sum(not kinds_of(request).isdisjoint(kinds) for request in play)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.plant.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=pytest.mark.long) if fault.is_like_another else fault
+        for fault in FAULTS
+    ],
+    ids=lambda fault: fault.plant.__name__,
+)
 def test_a_planted_fault_is_found(fault: Fault, ready: Prepared) -> None:
     # The first difference is enough: the likeliest plays come first.
     plays = [play for play in ready.plays if num_of_kinds(play, fault.kinds)]

@@ -57,8 +57,8 @@ def test_random_requests_are_answered_as_without_speculation(
 ) -> None:
     assert not report["failures"]
     assert not report["reference_died"]
-    # An axis leaves out requests that it cannot have.
-    assert report["num_requests"] > 0.9 * NUM_REQUESTS
+    # This axis leaves out sessions: vLLM loses those that it preempts.
+    assert report["num_requests"] == NUM_REQUESTS - report["kinds"][SESSION]
     assert report["num_compared"] > 0.7 * NUM_REQUESTS
     for name in AXES:
         counts = report["engines"][name]

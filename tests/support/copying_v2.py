@@ -156,16 +156,12 @@ def sample(order: dict[str, Any]) -> None:
 
     Args:
         order: ``prompt``, ``settings``, ``num_samples``, ``num_tokens``, the method of
-            ``rejection``, whether copies ``count_as_drawn``, and where the ``result``
-            goes.
+            ``rejection`` and where the ``result`` goes.
     """
     from tests.support.engines import engine, sampled
     from tests.support.heldout import BUNDLED_CHECKPOINT
     from tests.support.watch import scheduler_of
-    from vllm_mtp.integration.v2.proposals import Proposals
 
-    if order["count_as_drawn"]:
-        Proposals.verifies_copies = lambda self, batch: False
     spec = {
         "method": "mtp_plus",
         "num_speculative_tokens": MAX_DRAFTS,

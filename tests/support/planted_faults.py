@@ -240,11 +240,13 @@ class Fault(NamedTuple):
         kinds: Of requests, see ``tools/fuzz_requests.py``; plays without any of them
             cannot show it and are left out.
         axis: Engine of the fuzzer.
+        is_like_another: Whether another one shows in the same kind of requests.
     """
 
     plant: Plant
     kinds: tuple[str, ...]
     axis: str = "sync"
+    is_like_another: bool = False
 
 
 _BY_TOKENS = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -256,7 +258,7 @@ FAULTS = (
     Fault(stop_tokens_are_masked_one_row_late, ("min_tokens",)),
     Fault(biases_miss_the_bonus_row, ("logit_bias",)),
     Fault(allowed_tokens_hold_for_first_rows_alone, ("allowed_token_ids",)),
-    Fault(budgets_count_steps, _BUDGET),
+    Fault(budgets_count_steps, _BUDGET, is_like_another=True),
     Fault(budgets_stay_where_a_request_was, _BUDGET),
     Fault(logprobs_of_the_next_row, ("logprobs", "logprob_token_ids")),
     Fault(a_rejected_token_is_committed, ("max_tokens",)),

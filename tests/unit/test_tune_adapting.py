@@ -135,12 +135,13 @@ def test_a_loss_that_is_no_number_changes_no_weight(
     assert all(torch.equal(served[name], after[name]) for name in served)
 
 
-def test_random_tokens_leave_the_head_or_are_no_worse(
+def test_random_tokens_leave_the_head_as_it_is(
     model: Checkpoint, tmp_path: Path
 ) -> None:
-    """Of noise there is nothing to learn, so nothing is found to be better."""
+    """What a few updates on noise gain on other noise is luck, and is not served."""
     trainer = Adapting(plan_of(tmp_path, model.folder))
     random = torch.Generator().manual_seed(3)
+    num_lucky = 0
     for number in range(4):
         texts = [
             Text(
@@ -152,14 +153,11 @@ def test_random_tokens_leave_the_head_or_are_no_worse(
         ]
         put(tmp_path, number, texts)
         trainer.round()
-        assert not trainer.state.served or (
-            trainer.state.length_served >= trainer.state.length_first - 0.05
-        )
-    put(tmp_path, 9, counting_texts(model, NUM_TEXTS))
-    trainer.round()
-    assert not trainer.state.served or (
-        trainer.state.length_served >= trainer.state.length_first - 0.05
-    )
+        state = trainer.state
+        num_lucky += state.length_trained > state.length_served
+        assert (state.served, state.num_adopted) == (0, 0)
+    assert trainer.num_updates > 0
+    assert num_lucky > 0, "no rule would have served what was trained"
 
 
 def test_trained_weights_that_go_astray_begin_anew(
