@@ -29,13 +29,12 @@ from vllm_mtp.control.exploration import (
     Situation,
     shadow_sample,
 )
-from vllm_mtp.control.grouping import BatchKind, kind_of
+from vllm_mtp.control.grouping import BatchKind, is_of_kind, kind_of
 from vllm_mtp.control.hysteresis import SWITCH_STEPS, Hysteresis
 from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.planner import Plan, goodput
 from vllm_mtp.control.search import Found, Search
 from vllm_mtp.control.step_parts import step_parts
-from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.stopping import MAX_STOPPING, Stopping
 from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import (
@@ -191,9 +190,8 @@ class GoodputController:
             r.request_id: depth if r.pinned_draft_length is None else 0
             for r in self._seen
         }
-        if not rule.chances:
-            return DraftDecision(0, chosen, "exploit")
-        return DraftDecision(depth, chosen, "exploit", rule)
+        depth = depth if rule.chances else 0
+        return DraftDecision(depth, chosen, "exploit", rule if depth else None)
 
     # -- exploring ----------------------------------------------------------------
 
@@ -248,10 +246,7 @@ class GoodputController:
         """
         if self._found is None or self.plan is None or self._kind is None:
             return None
-        if outcome.num_prefill_tokens or not outcome.num_decode_requests:
-            return None
-        size = request_bucket(outcome.num_decode_requests)
-        if (size, outcome.is_greedy) != self._kind[:2]:
+        if not is_of_kind(outcome, self._kind):
             return None
         parts = step_parts(outcome, self._found.times, self.max_draft_length)
         return StepEstimate(*parts, self.plan.goodput)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vllm_mtp.control.planner import Group
 from vllm_mtp.control.step_times import request_bucket
 from vllm_mtp.control.survival import SurvivalModel
-from vllm_mtp.records import DecodeRequest
+from vllm_mtp.records import DecodeRequest, StepOutcome
 
 
 class BatchKind(NamedTuple):
@@ -36,6 +36,14 @@ def kind_of(
     size = request_bucket(len(are_greedy))
     constrained = frozenset(are_constrained)
     return BatchKind(size, all(are_greedy), constrained, any(are_copying))
+
+
+def is_of_kind(outcome: StepOutcome, kind: BatchKind) -> bool:
+    """Whether a step only decoded such a batch."""
+    if outcome.num_prefill_tokens or not outcome.num_decode_requests:
+        return False
+    size = request_bucket(outcome.num_decode_requests)
+    return (size, outcome.is_greedy) == kind[:2]
 
 
 def grouped(

@@ -44,8 +44,9 @@ from vllm_mtp.control.evidence import (
 from vllm_mtp.records import DecodeRequest, DraftChances, RequestOutcome
 
 PRIOR_ACCEPTANCE = (0.75, 0.65, 0.6, 0.55, 0.5)
-"""Conditional acceptance by position before any draft, the last one repeated: between
-MTP layers trained for one step and for several (FastMTP: 0.81, 0.69, 0.64). Copied tokens begin with the same."""
+"""Conditional acceptance by position before any draft, of copied tokens, too; the last
+one repeated. Between MTP layers trained for one step and for several (FastMTP: 0.81,
+0.69, 0.64)."""
 HALF_LIFE_STEPS = 64.0
 """Steps after which an outcome counts half. Tuning worlds: 32 loses, 128 is as good."""
 
