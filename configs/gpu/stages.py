@@ -16,6 +16,8 @@ costs     graphs, K = 0, launches of a step: four engines        240 s
 grid      code and phases, greedy and sampled, at 1, 32 and 128  170 s for the first
           requests, against K = 1, 3 and 5: seven engines        cells, 450 s for all
 rollback  the rollback kernels beside vLLM's chain               60 s
+repeater  (makes a small model that repeats its prompt)
+copying   drafts continued from contexts, and without            120 s
 ========  =====================================================  ======================
 
 The first nine minutes hold all before the grid, and its first cells or the rollback;
@@ -87,6 +89,7 @@ def stages(model: Path, output: Path) -> list[Stage]:
     served = ("--model", str(model), "--dtype", "bfloat16")
     gpu_tests = [f"tests/e2e/test_{name}_gpu.py" for name in ("greedy", "scrub")]
     tiny = ROOT / "examples" / "tiny_model" / "mimo-python"
+    repeater = str(output / "repeating-model")
     expand = (sys.executable, "-m", "examples.tiny_model", "expand", str(tiny))
     return [
         Stage("kernels", 60, tests("tests/kernels")),
@@ -122,6 +125,35 @@ def stages(model: Path, output: Path) -> list[Stage]:
             ),
         ),
         Stage("rollback", 60, bench("rollback")),
+        Stage(
+            "repeater",
+            30,
+            (
+                sys.executable,
+                "-m",
+                "examples.tiny_model",
+                "copying",
+                str(tiny),
+                repeater,
+            ),
+            product=output / "repeating-model" / "model.safetensors",
+        ),
+        Stage(
+            "copying",
+            120,
+            bench(
+                "copying",
+                *(
+                    "--model",
+                    repeater,
+                    "--dtype",
+                    "bfloat16",
+                    "--max-model-len",
+                    "2048",
+                ),
+                *("--concurrency", "1,16", "--loads", "edits"),
+            ),
+        ),
     ]
 
 
