@@ -21,7 +21,7 @@ serve_args_gpu =
 test_jobs = $(if $(filter gpu,$(shell $(bootstrap) hardware)),1,2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python demo demo-ray serve bench lint quality test test-long format
+.PHONY: help setup python demo demo-ray serve bench lint quality test pytest test-long format
 
 help:
 	@echo 'make setup            build the environment of this clone (outside the clone)'
@@ -63,7 +63,9 @@ lint: setup
 quality: lint
 	@$(run) python -m pytest -q tests/unit/test_import_rules.py
 
-test: lint
+test: lint pytest
+
+pytest: setup
 	@$(run) python -m pytest tests -n $(test_jobs) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: setup

@@ -267,6 +267,7 @@ def losses_of_one_process(texts: Path, tuning: dict[str, Any]) -> list[float]:
     return one.run_both(tuning["num_updates"])
 
 
+@pytest.mark.long
 def test_engines_and_ranks_that_are_lost_tune_as_one_process_does(
     one_engines_texts: dict[str, list[int]],
     tmp_path: Path,

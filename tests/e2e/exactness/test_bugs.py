@@ -89,12 +89,24 @@ def samples_until_found(llm: Any, setting: str, plain: Samples) -> int | None:
     return None
 
 
+LONG = (
+    "standard-replaces_by_what_the_target_samples",
+    "standard-forgets_top_k",
+    "standard-adds_the_bias_to_the_first_draft_token_only",
+    "standard, chosen-keeps_the_last_draft_token_untested",
+    "block-mixes_up_rows_of_the_draft_head",
+)
+"""Each is much like another one."""
+
+
 def cases() -> Iterator[Any]:
     """Kind by kind, and without a bug at the end of each."""
     for kind in dict.fromkeys(kind for kind, _ in BUGS):
         for (of_kind, setting), bugs in BUGS.items():
             for bug in bugs if of_kind == kind else ():
-                yield pytest.param(kind, setting, bug, id=f"{kind}-{bug.__name__}")
+                name = f"{kind}-{bug.__name__}"
+                marks = [pytest.mark.long] if name in LONG else []
+                yield pytest.param(kind, setting, bug, id=name, marks=marks)
         yield pytest.param(kind, "plain", None, id=f"{kind}-no bug")
 
 
