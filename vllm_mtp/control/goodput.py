@@ -297,6 +297,9 @@ class GoodputController:
         """Go on for batches of a kind as they were left."""
         if len(self._backlog):
             self._learn()  # of other batches, maybe, but from now on it counts
+        if self._kind is not None and self._kind.is_copying and not kind.is_copying:
+            # Where drafting does not pay nobody would see that a context goes on again.
+            self._steps_since_shadow = SHADOW_PERIOD_STEPS - STEPS_AT_ONCE
         self._kind, self._exploration = kind, None
         self.plan = self._plan_of.get(kind, self.plan)
         if self._replan().has_choice and self._needs_plain_step:

@@ -138,15 +138,15 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
         request_ids = self.model_runner.input_batch.req_ids
         rows, lengths = [], []
         for place, context in enumerate(self._contexts):
-            request_id, draft = request_ids[place], drafts[place, : chains[place]]
-            offered = self._continuation(context, draft) if len(draft) else draft
+            # Of who has no draft verified it says all the same what a text is like.
+            chain = chains[place] or depth
+            request_id, draft = request_ids[place], drafts[place, :chain]
+            offered = self._continuation(context, draft)
             if len(offered):
                 self._offer(request_id, Offer(draft, offered))
-            copied = offered[: max(wanted[place] - len(draft), 0)]
-            # Of who has no draft verified the first token is compared all the same.
-            length = len(draft) + len(copied) if len(draft) else depth
+            copied = offered[: max(wanted[place] - chain, 0) if chains[place] else 0]
             rows.append(np.concatenate((draft, copied)) if len(copied) else None)
-            lengths.append(length)
+            lengths.append(chain + len(copied))
         self._lengths = lengths
         return self._widened(draft_token_ids, rows, max(*lengths, depth))
 
