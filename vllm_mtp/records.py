@@ -61,8 +61,8 @@ class StopRule:
     """Of one more draft step."""
     # request id -> [number of tokens]
     copies: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Survival of tokens that the request's context may offer after its draft, given
-    that the draft is accepted; others' drafts are not continued."""
+    """Survival of tokens that the request's context may offer after its draft, of which
+    the first stands for the draft; others' drafts are not continued."""
 
 
 class DraftDecision(NamedTuple):
@@ -146,7 +146,8 @@ class StepOutcome(NamedTuple):
     scheduling)."""
     copies: tuple[RequestOutcome, ...] = ()
     """Continuations that contexts offered, verified or not: tokens that could be
-    compared with what was committed in their place, and how many were the same."""
+    compared with what was committed in their place, and how many were the same. The
+    draft that a context agreed with counts as the first of them."""
 
     @property
     def num_draft_tokens(self) -> int:

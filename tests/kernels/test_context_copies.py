@@ -90,10 +90,16 @@ def wanted(text: Tokens, chain: Tokens, limits: MatchLimits = LIMITS) -> Tokens:
 
 
 def judged(chain: Tokens, offer: Tokens, committed: Tokens) -> tuple[int, int]:
-    """Tokens of an offer that could be compared, and that were right."""
-    if committed[: len(chain)] != chain:
+    """Tokens of an offer that could be compared, and that were right; the chain in
+    front of it is one of them."""
+    before = committed[: len(chain)]
+    if not offer:
         return 0, 0
-    matched = 0
+    if before != chain[: len(before)]:
+        return 1, 0
+    if len(before) < len(chain):
+        return 0, 0
+    matched = 1
     for ours, theirs in zip(offer, committed[len(chain) :], strict=False):
         if ours != theirs:
             return matched + 1, matched
@@ -200,7 +206,7 @@ def test_texts_that_are_not_searched_leave_fillers_and_judgements(
     requests.step({0: [1]}, {0: [2]})
     written, counts = requests.step({0: [2, 3, 4, 1]}, {0: [2]}, search=False)
     assert written[0] == filled([], 1)
-    assert counts[0] == (0, 3, 3)
+    assert counts[0] == (0, 4, 4)
     # That was an offer of nothing.
     assert requests.step({0: [2, 3, 4]}, {0: [1]})[1][0][1:] == (0, 0)
 

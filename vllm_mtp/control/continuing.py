@@ -1,7 +1,9 @@
 """Continues the drafts of a plan from contexts, as far as that pays.
 
-What is copied needs no draft step, only rows. So tokens of all requests whose contexts
-offer any are taken in order of falling survival, down to a cut, as in a mixed plan.
+What is copied needs no draft step, only rows. How likely it is right does not follow
+from the draft's own acceptance: where a context agrees with a draft, both are. Tokens
+of all requests whose contexts offer any are taken in order of falling survival, down to
+a cut, as in a mixed plan.
 """
 
 from collections.abc import Sequence

@@ -161,8 +161,8 @@ def sampled_goodput(
         pin = group.pinned
         length = plan.draft_length(group.survival) if pin is None else pin
         is_uniform = is_uniform and length == plan.depth
-        copied = group._replace(survival=survival).continued(length)
-        copied = copied[: plan.copy_length(length, group) - length]
+        number = plan.copy_length(length, group) - length
+        copied = group.continued(length)[:number]
         tokens += group.num_requests * (1.0 + sum(survival[:length]) + sum(copied))
         rows += group.num_requests * (length + len(copied))
         num_requests += group.num_requests

@@ -29,17 +29,15 @@ class Group(NamedTuple):
     values; see `selective`."""
     first_log_odds: float = 0.0
     """Of the first draft token, at usual confidence."""
-    # [K_max - 1 or fewer]
+    # [K_max]
     copied: Sequence[float] = ()
-    """Survival of tokens that contexts offer, after the last token of the MTP layers;
-    empty where none do."""
+    """Survival of what contexts offer: of the draft that they agree with, as a whole,
+    and of each token after it. Empty where none do."""
 
-    def continued(self, length: int) -> list[float]:
+    def continued(self, length: int) -> Sequence[float]:
         """Survival of the tokens that may be copied after ``length`` draft tokens."""
-        if not length:
-            return []
         room = len(self.survival) - length
-        return [self.survival[length - 1] * each for each in self.copied[:room]]
+        return self.copied[1 : 1 + room] if length else ()
 
 
 class Plan(NamedTuple):

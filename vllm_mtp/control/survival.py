@@ -125,7 +125,7 @@ class SurvivalModel:
         return list(accumulate(self.conditional_of_class(class_id, draw), mul))
 
     def survival_of_copies(self, copied_class: int | None) -> list[float]:
-        """The same of copied tokens, if all drafted ones are accepted."""
+        """The same of a draft that the context agrees with, and of copied tokens."""
         if self.copies is None or copied_class is None:
             return []
         return self.copies.survival_of_class(copied_class)

@@ -61,15 +61,19 @@ class Offer(NamedTuple):
     def compared(self, committed: Tokens) -> tuple[int, int]:
         """Tokens that stood where others were committed, and how many were the same.
 
+        The draft counts as one: that a context agrees with it tells much of it.
+
         Args:
             committed: ``[number of tokens]``, from the draft's first place on.
         """
         length = len(self.draft)
-        if len(committed) <= length or (committed[:length] != self.draft).any():
+        if (committed[:length] != self.draft[: len(committed)]).any():
+            return 1, 0
+        if len(committed) < length:
             return 0, 0
         came = committed[length : length + len(self.continuation)]
         same = self.continuation[: len(came)] == came
         if same.all():
-            return len(came), len(came)
-        matched = int(same.argmin())
+            return 1 + len(came), 1 + len(came)
+        matched = 1 + int(same.argmin())
         return matched + 1, matched

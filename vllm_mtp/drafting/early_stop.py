@@ -52,7 +52,6 @@ class _Chain:
     __slots__ = (
         "accepted",
         "alive",
-        "alive_at_length",
         "best",
         "chances",
         "length",
@@ -68,8 +67,6 @@ class _Chain:
         """Most that a part of the draft is worth: accepted tokens less their price."""
         self.length = 0
         """Of that part."""
-        self.alive_at_length = 1.0
-        """Probability that all of that part is accepted."""
 
     def extend(self, position: int, confidence: float, price: float) -> None:
         log_odds, slope, _ = self.chances
@@ -80,7 +77,6 @@ class _Chain:
         worth = self.accepted - price
         if worth > self.best:
             self.best, self.length = worth, position + 1
-            self.alive_at_length = self.alive
 
 
 class EarlyStop:
@@ -97,7 +93,7 @@ class EarlyStop:
             are_drawn: Draft tokens are random. Then whether a token is verified must
                 not depend on it, nor on what follows from it.
         """
-        self._step_price = rule.step_price
+        self._step_price, self._are_drawn = rule.step_price, are_drawn
         # [depth + 1]
         prices = rule.verify_prices
         self._prices = lower_hull(prices) if are_drawn else prices
@@ -157,20 +153,34 @@ class EarlyStop:
         """Places of requests whose drafts contexts may continue."""
         return [place for place, copies in enumerate(self._copies) if copies]
 
-    def copy_lengths(self) -> list[int]:
-        """Draft tokens worth verifying where the context continues a draft."""
-        pairs = zip(self._chains, self._copies, strict=True)
-        return [self._copy_length(chain, copies) for chain, copies in pairs]
+    def continued_lengths(self) -> list[int]:
+        """Draft tokens of each request that its context must agree with.
 
-    def _copy_length(self, chain: _Chain, copies: Sequence[float]) -> int:
+        Those worth verifying. Where there are none it is the first that counts, if the
+        context may speak for it: it may not for one that was drawn.
+        """
+        least = 0 if self._are_drawn else min(self.num_drafted, 1)
+        return [max(chain.length, least) for chain in self._chains]
+
+    def copy_lengths(self) -> list[int]:
+        """Draft tokens worth verifying where the context agrees with so many."""
+        lengths = self.continued_lengths()
+        known = zip(self._chains, lengths, self._copies, strict=True)
+        return [self._copy_length(*each) for each in known]
+
+    def _copy_length(self, chain: _Chain, length: int, copies: Sequence[float]) -> int:
         """Of a request: that which is worth most."""
-        length = longest = chain.length
-        if not length:
-            return 0
-        prices = self._prices[length:]
-        accepted = best = 0.0
-        for number, (chance, price) in enumerate(zip(copies, prices[1:], strict=False)):
-            accepted += chain.alive_at_length * chance
-            if accepted - (price - prices[0]) > best:
-                best, longest = accepted - (price - prices[0]), length + number + 1
+        longest = chain.length
+        if not length or not copies:
+            return longest
+        prices, accepted, best = self._prices, 0.0, 0.0
+        if not longest:  # the draft's first token comes along
+            accepted = copies[0]
+        free = prices[longest]
+        for place, chance in enumerate(copies[1:], length + 1):
+            if place >= len(prices):
+                break
+            accepted += chance
+            if accepted - (prices[place] - free) > best:
+                best, longest = accepted - (prices[place] - free), place
         return longest

@@ -81,10 +81,10 @@ class ContextCopies:
     ) -> torch.Tensor:
         """Write what follows drafts behind them, and `FILLER` where nothing does.
 
-        An offer is judged by the tokens that were committed since, once those include
-        the draft it stood behind. A slot's next request finds that of the one before
-        it: it cannot be judged by it, because a request samples one token a step until
-        a draft of its own was continued.
+        An offer is judged by the tokens that were committed since; the draft it stood
+        behind counts as one of its tokens. A slot's next request finds that of the one
+        before it, and is judged by it if its text happens to be as long: one wrong
+        count, of no other consequence.
 
         Args:
             texts: Of the step's requests.

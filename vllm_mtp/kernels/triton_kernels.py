@@ -472,16 +472,19 @@ def continue_drafts(
 
     depth = tl.load(kept_num_drafts + index)
     is_next = tl.load(kept_total_len + index) + sampled == length
-    num_known = tl.minimum(sampled, depth + tl.load(kept_num_offered + index))
-    num_known = tl.where(is_next, num_known, 0)
+    num_offered = tl.load(kept_num_offered + index)
+    is_known = is_next & (num_offered > 0)
+    num_known = tl.where(is_known, tl.minimum(sampled, depth + num_offered), 0)
     is_known = is_column & (columns < num_known)
     before = tl.load(kept, mask=is_column, other=-1)
     committed = tl.load(tokens + (length - sampled) + columns, mask=is_known, other=-1)
     num_same = tl.min(tl.where(is_known & (committed != before), columns, num_known), 0)
-    # Where the draft in front of it was rejected, an offer stood nowhere.
-    matched = tl.maximum(num_same - depth, 0)
-    examined = tl.minimum(num_known - depth, matched + 1)
-    examined = tl.where(num_same >= depth, examined, 0)
+    # The draft in front of an offer counts as one: where it was wrong, both were.
+    is_right = (num_known > 0) & (num_same >= depth)
+    is_wrong = num_same < tl.minimum(num_known, depth)
+    matched = tl.where(is_right, 1 + num_same - depth, 0)
+    examined = tl.where(is_right, tl.minimum(num_known - depth, matched) + 1, 0)
+    examined = tl.where(is_wrong, 1, examined)
 
     score = tl.zeros((), tl.int64)
     for first in range(0, num_blocks, BLOCKS):

@@ -55,16 +55,17 @@ def test_the_draft_says_which_way_the_text_goes() -> None:
     ("committed", "expected"),
     [
         ([], (0, 0)),
-        ([5], (0, 0)),  # the draft's own token: nothing came after it
-        ([9, 6], (0, 0)),  # another one: what would have followed nobody knows
-        ([5, 6], (1, 1)),
-        ([5, 6, 7, 8], (2, 2)),
-        ([5, 9, 7], (1, 0)),
-        ([5, 6, 9], (2, 1)),
+        ([4], (0, 0)),  # a part of the draft: who knows
+        ([4, 5], (1, 1)),  # the draft, and nothing after it
+        ([4, 9, 6], (1, 0)),  # another one: what would have followed nobody knows
+        ([4, 5, 6], (2, 2)),
+        ([4, 5, 6, 7, 8], (3, 3)),
+        ([4, 5, 9, 7], (2, 1)),
+        ([4, 5, 6, 9], (3, 2)),
     ],
 )
 def test_what_was_offered_is_compared_with_what_came(
     committed: list[int], expected: tuple[int, int]
 ) -> None:
-    offer = Offer(tokens(5), tokens(6, 7))
+    offer = Offer(tokens(4, 5), tokens(6, 7))
     assert offer.compared(tokens(*committed)) == expected

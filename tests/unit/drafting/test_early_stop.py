@@ -226,14 +226,22 @@ def test_a_draft_is_continued_as_far_as_it_is_worth_most(
     stop = EarlyStop(ruled, ["a"], are_drawn=False)
     stop.extend([1.0])
     chain = stop.lengths()[0]
-    alive = survivals(ruled, "a", [1.0])[0] if chain else 0.0
+    agreed = stop.continued_lengths()[0]
+    assert agreed == max(chain, 1)
+    # With the first token, where it alone was not worth it.
+    base = 0.0 if chain else copies[0]
     worths = [
-        alive * sum(copies[:number]) - ruled.verify_prices[chain + number]
-        for number in range(min(len(copies), DEPTH - chain) + 1)
+        base
+        + sum(copies[1 : number + 1])
+        - ruled.verify_prices[agreed + number]
+        + ruled.verify_prices[chain]
+        for number in range(1, min(len(copies) - 1, DEPTH - agreed) + 1)
     ]
-    number = stop.copy_lengths()[0] - chain
-    assert chain or not number
-    assert worths[number] == pytest.approx(max(worths) if chain else worths[0])
+    length = stop.copy_lengths()[0]
+    if length == chain:
+        assert max(worths, default=0.0) <= 1e-9
+    else:
+        assert worths[length - agreed - 1] == pytest.approx(max(worths))
 
 
 def test_who_is_continued_asks_for_no_further_step() -> None:

@@ -134,7 +134,8 @@ class CopyReport(NamedTuple):
     """After the last draft of the MTP layers that is known of, and in accord with it,
     verified or not; 0 if it was none."""
     num_examined: int
-    """Of the offer before, that stood where tokens have been committed since."""
+    """Of the offer before, that stood where tokens have been committed since. The draft
+    in front of it is one of them."""
     num_matched: int
     """Of those, up to the first that was another."""
     num_verified: int = 0

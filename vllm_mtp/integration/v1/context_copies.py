@@ -48,6 +48,8 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
     _copy_reports: dict[str, CopyReport]
     _lengths: list[int] | None = None
     """Of the drafts made last; None where they are as long as they are wide."""
+    _are_copied: list[bool]
+    """Whether some of their tokens are."""
 
     def prepare_to_copy(self) -> None:
         """The runner is known."""
@@ -105,7 +107,7 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
         if contexts is None or self._directions is None or stop.num_drafted > 1:
             return
         tokens = _on_host(draft_token_ids)
-        lengths = stop.lengths()
+        lengths = stop.continued_lengths()
         stop.continue_from_contexts(
             [
                 place
@@ -134,6 +136,7 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
         if self._contexts is None or self._directions is None:
             return draft_token_ids
         chains, wanted = self._chain_lengths()
+        kept = chains if self._stop is None else self._stop.lengths()
         drafts, depth = _on_host(draft_token_ids), draft_token_ids.shape[1]
         request_ids = self.model_runner.input_batch.req_ids
         rows, lengths = [], []
@@ -146,20 +149,25 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
                 self._offer(request_id, Offer(draft, offered))
             copied = offered[: max(wanted[place] - chain, 0) if chains[place] else 0]
             rows.append(np.concatenate((draft, copied)) if len(copied) else None)
-            lengths.append(chain + len(copied))
+            lengths.append(chain + len(copied) if len(copied) else kept[place] or depth)
         self._lengths = lengths
+        self._are_copied = [row is not None for row in rows]
         return self._widened(draft_token_ids, rows, max(*lengths, depth))
 
     def _chain_lengths(self) -> tuple[list[int], list[int]]:
-        """Draft tokens of the MTP layers that are verified, and of those continued."""
+        """Draft tokens of the MTP layers in front of copies, and with copies."""
         assert self._directions is not None
-        if self._drafts is not None and self._drafts.stop is not None:
-            return self._drafts.stop.lengths(), self._drafts.stop.copy_lengths()
+        if self._stop is not None:
+            return self._stop.continued_lengths(), self._stop.copy_lengths()
         request_ids = self.model_runner.input_batch.req_ids
         chains, copies = self._directions.chain_lengths, self._directions.copy_lengths
         return [chains.get(i, 0) for i in request_ids], [
             copies.get(i, 0) for i in request_ids
         ]
+
+    @property
+    def _stop(self) -> EarlyStop | None:
+        return None if self._drafts is None else self._drafts.stop
 
     def _offer(self, request_id: str, offer: Offer) -> None:
         self._offers[request_id] = offer
@@ -210,8 +218,8 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
             return scored
         if scored.lengths is not None:
             # 0 is the rule's word, whatever there is to compare.
-            pairs = zip(scored.lengths, lengths, strict=True)
-            scored.lengths = [chain and length for chain, length in pairs]
+            known = zip(scored.lengths, lengths, self._are_copied, strict=True)
+            scored.lengths = [n if c else k and n for k, n, c in known]
         return scored
 
     def take_report(self) -> WorkerReport:

@@ -40,6 +40,7 @@ class _Drafts:
 class StopsEarly(SpecDecodeBaseProposer):
     """Mixin of drafters."""
 
+    model_runner: Any
     stops_early = False
     stop_rule: StopRule | None = None
     """Of the step that is under way."""
@@ -65,7 +66,10 @@ class StopsEarly(SpecDecodeBaseProposer):
             return
         stop = None
         if self.stop_rule is not None:
-            are_drawn = self._enable_probabilistic_draft_probs
+            sampling = self.model_runner.input_batch.sampling_metadata
+            are_drawn = (
+                self._enable_probabilistic_draft_probs and not sampling.all_greedy
+            )
             stop = EarlyStop(self.stop_rule, request_ids, are_drawn)
         self._drafts = _Drafts(stop)
 
