@@ -6,11 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from vllm.v1.spec_decode.ngram_proposer import (
-    _find_longest_matched_ngram_and_propose_tokens as find_continuation,
-)
 
 from tests.kernels.conftest import EVERYWHERE
+from tests.support.context_matches import find_continuation
 from vllm_mtp.kernels import context_copies
 from vllm_mtp.kernels.context_copies import (
     FILLER,
@@ -80,13 +78,8 @@ class Requests:
 def wanted(text: Tokens, chain: Tokens, limits: MatchLimits = LIMITS) -> Tokens:
     """As vLLM continues it."""
     least = limits.beside_draft + len(chain)
-    return find_continuation(
-        origin_tokens=np.array(text + chain, dtype=np.int32),
-        min_ngram=least,
-        max_ngram=max(limits.with_draft, least),
-        max_model_len=MAX_MODEL_LEN,
-        k=MAX_DRAFTS - len(chain),
-    ).tolist()
+    most, room = max(limits.with_draft, least), MAX_DRAFTS - len(chain)
+    return find_continuation(text + chain, least, most, MAX_MODEL_LEN, room)
 
 
 def judged(chain: Tokens, offer: Tokens, committed: Tokens) -> tuple[int, int]:

@@ -1,13 +1,14 @@
-"""Copies from contexts: found as vLLM's n-gram proposer finds them."""
+"""Copies from contexts: found as by trying all places, and by vLLM's n-gram proposer."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.v1.spec_decode.ngram_proposer import (
-    _find_longest_matched_ngram_and_propose_tokens as theirs,
-)
 
+from tests.support.context_matches import find_continuation
 from vllm_mtp.drafting.context_copies import (
     MAX_MATCH,
     MIN_MATCH,
@@ -28,20 +29,15 @@ def tokens(*values: int) -> np.ndarray:
     st.integers(1, 4),
     st.integers(1, 3),
 )
-def test_the_same_is_found_as_by_vllm(
+def test_the_first_of_the_longest_matches_is_found(
     values: list[int], num_draft_tokens: int, repeats: int
 ) -> None:
     given_tokens = tokens(*values * repeats)
     least = MIN_MATCH + num_draft_tokens
-    expected = theirs(
-        origin_tokens=given_tokens,
-        min_ngram=least,
-        max_ngram=max(MAX_MATCH, least),
-        max_model_len=1000,
-        k=LIMIT,
-    )
+    most = max(MAX_MATCH, least)
+    expected = find_continuation(given_tokens.tolist(), least, most, 1000, LIMIT)
     found = continuation(given_tokens, num_draft_tokens, LIMIT)
-    assert found.tolist() == expected.tolist()
+    assert found.tolist() == expected
 
 
 def test_the_draft_says_which_way_the_text_goes() -> None:
@@ -69,3 +65,9 @@ def test_what_was_offered_is_compared_with_what_came(
 ) -> None:
     offer = Offer(tokens(4, 5), tokens(6, 7))
     assert offer.compared(tokens(*committed)) == expected
+
+
+def test_vllm_finds_the_same() -> None:
+    command = [sys.executable, "-m", "tests.support.context_matches"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
