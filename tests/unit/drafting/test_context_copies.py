@@ -1,4 +1,4 @@
-"""Copies from contexts: found as by trying all places, and by vLLM's n-gram proposer."""
+"""Copies from contexts: found as by trying all places, and as by vLLM."""
 
 import subprocess
 import sys
