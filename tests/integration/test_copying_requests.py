@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_mtp.integration.scheduler.copying import Copying
+from vllm_mtp.integration.scheduler.copying import PATIENCE, Copying
 from vllm_mtp.integration.scheduler.messages import Choice, CopyReport
 from vllm_mtp.integration.scheduler.step_records import StepRecords
 from vllm_mtp.records import DraftDecision, RequestOutcome, StepOutcome
@@ -30,14 +30,14 @@ def test_a_step_without_drafts_has_no_directions() -> None:
     assert copying.directions is None
 
 
-def test_a_request_copies_as_long_as_its_context_offers() -> None:
+def test_a_request_copies_for_some_steps_after_its_context_has_offered() -> None:
     copying = Copying(schedules_blindly=True)
-    copying.decide(DECISION, DECISION.num_draft_tokens)
     assert copying.take({"a": CopyReport(5, 0, 0)}) == []
-    assert copying.request_ids == {"a"}
     assert copying.take({"a": CopyReport(4, 3, 2, 5)}) == [RequestOutcome("a", 3, 2)]
-    assert copying.request_ids == {"a"}
     assert copying.num_verified == 5
+    for _ in range(PATIENCE - 1):
+        copying.take({})
+        assert "a" in copying.request_ids
     copying.take({})
     assert not copying.request_ids
 
@@ -48,13 +48,15 @@ def test_an_offer_that_was_counted_on_and_did_not_come_is_a_failure(
 ) -> None:
     copying = Copying(is_blind)
     copying.decide(DECISION, DECISION.num_draft_tokens)
-    copying.take({"a": CopyReport(5, 0, 0), "b": CopyReport(1, 0, 0)})
-    # Blind, rows tell that it was counted on; else that it offered the step before.
+    copying.take({"a": CopyReport(5, 0, 0)})
+    # Blind, rows tell that it was counted on; else that anything was drafted.
     reports = {"a": CopyReport(0, 0, 0, 5), "c": CopyReport(0, 2, 2)}
     assert copying.take(reports) == [
-        RequestOutcome("a", 1, 0),
         RequestOutcome("c", 2, 2),
+        RequestOutcome("a", 1, 0),
     ]
+    copying.directions = None
+    assert copying.take({}) == []
 
 
 @pytest.mark.parametrize(

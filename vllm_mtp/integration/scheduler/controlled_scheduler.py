@@ -409,7 +409,7 @@ class ControlledScheduler(Scheduler):
         """What was worked out from a request's parameters, and decided with it."""
         self._draft_lengths.pop(request_id, None)
         if self._copying is not None:
-            self._copying.request_ids.discard(request_id)
+            self._copying.request_ids.pop(request_id, None)
         traits = self._traits.forget(request_id)
         if self.metrics is not None and traits is not None:
             self.metrics.ended(request_id, traits.is_greedy)
