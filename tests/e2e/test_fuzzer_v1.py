@@ -18,7 +18,7 @@ AXES = [
     *("async", "chunks", "small cache", "async small cache", "auto"),
     *("async disturbed", "adapters", "KV connector"),
 ]
-NUM_REQUESTS = 150
+NUM_REQUESTS = 200
 LEAST_COMPARED = {"async disturbed": 0.4}
 """Share of the requests, where it is not 0.6: after an async reset sampled ones are not
 compared (vLLM has drawn for them already)."""

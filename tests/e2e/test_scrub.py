@@ -26,6 +26,7 @@ SCRUB = {
     "method": "mtp_plus",
     "num_speculative_tokens": 5,
     "controller": "random",
+    "controller_seed": 1,
     "kv_rollback": "scrub",
 }
 UNSCRUBBED = SCRUB | {"kv_rollback": "metadata"}
