@@ -73,9 +73,11 @@ def test_recorded_hidden_states_are_those_of_the_text(
         model, tmp_path, PROMPTS, NUM_TOKENS, engine=engine, v2=is_v2
     )
     whole = [[*p, *answer][:-1] for p, answer in zip(PROMPTS, answers, strict=True)]
+    most = MAX_DRAFT_LENGTH + is_v2 * (MAX_DRAFT_LENGTH + 1)
     for text, ids, hidden in zip(texts, whole, computed(whole), strict=True):
-        # The last step may have verified tokens beyond the answer's end.
-        assert 0 <= len(text.token_ids) - len(ids) <= MAX_DRAFT_LENGTH
+        # The last step may have verified tokens beyond the answer's end, and where
+        # scheduling is async another step was under way.
+        assert 0 <= len(text.token_ids) - len(ids) <= most
         assert text.token_ids[: len(ids)].tolist() == ids
         assert len(text.hidden) == len(text.token_ids)
         torch.testing.assert_close(
