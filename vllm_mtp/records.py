@@ -29,7 +29,7 @@ class DecodeRequest(NamedTuple):
     """Its tokens must be among listed ones, or follow a grammar. Estimated apart: it is
     known before the first draft, and such texts have little in common with others."""
     is_copying: bool = False
-    """Its context offered a continuation of its last draft that is known of."""
+    """Its context has offered a continuation of its drafts lately."""
 
 
 class DraftChances(NamedTuple):

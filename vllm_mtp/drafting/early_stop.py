@@ -49,13 +49,7 @@ def lower_hull(prices: Sequence[float]) -> list[float]:
 class _Chain:
     """The draft of one request."""
 
-    __slots__ = (
-        "accepted",
-        "alive",
-        "best",
-        "chances",
-        "length",
-    )
+    __slots__ = ("accepted", "alive", "best", "chances", "length")
 
     def __init__(self, chances: DraftChances) -> None:
         self.chances = chances

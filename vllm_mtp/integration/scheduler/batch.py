@@ -58,7 +58,7 @@ def batch_of(
         requests: vLLM's, by id.
         traits: Of them.
         pending: Tokens that the MTP layers have not read; None if they always run.
-        copying: Requests whose contexts offered a continuation.
+        copying: Requests whose contexts have offered continuations lately.
     """
     next_decoding: list[DecodeRequest] = []
     without_draft: list[str] = []

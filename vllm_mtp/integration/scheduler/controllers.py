@@ -6,9 +6,7 @@ from vllm.platforms import current_platform
 
 from vllm_mtp.control.controller import Controller
 from vllm_mtp.control.factory import make_controller
-from vllm_mtp.draft_lengths import (
-    graph_tiers,
-)
+from vllm_mtp.draft_lengths import graph_tiers
 from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_path
 from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.observe.tracing import TracingController

@@ -75,16 +75,19 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
             return
         batch, sampled = self.model_runner.input_batch, _on_host(sampled_token_ids)
         discarded = self.model_runner.discard_request_mask.np
+        # Contexts are copied: only where somebody will look into them.
+        searches = self._directions is not None and len(sampled) <= MAX_COPYING
         contexts = []
         for place, request_id in enumerate(batch.req_ids[: len(sampled)]):
             came = sampled[place][sampled[place] >= 0]
             if discarded[place]:
                 came = came[:0]
             self._compare(request_id, came)
-            before = batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]]
-            contexts.append(np.concatenate((before, came)) if len(came) else came)
+            if searches:
+                before = batch.token_ids_cpu[place, : batch.num_tokens_no_spec[place]]
+                contexts.append(np.concatenate((before, came)) if len(came) else came)
         self._offers.clear()
-        self._contexts = contexts if len(contexts) <= MAX_COPYING else None
+        self._contexts = contexts if searches else None
 
     def _compare(self, request_id: str, committed: Tokens) -> None:
         offer = self._offers.get(request_id)
@@ -152,6 +155,9 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
             lengths.append(chain + len(copied) if len(copied) else kept[place] or depth)
         self._lengths = lengths
         self._are_copied = [row is not None for row in rows]
+        if not any(self._are_copied):
+            return draft_token_ids
+        self._mark_copied(chains, rows, max(*lengths, depth))
         return self._widened(draft_token_ids, rows, max(*lengths, depth))
 
     def _chain_lengths(self) -> tuple[list[int], list[int]]:
@@ -183,24 +189,22 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
         width: int,
     ) -> torch.Tensor:
         depth = draft_token_ids.shape[1]
-        if all(row is None for row in rows):
-            return draft_token_ids
-        wide = np.zeros((len(rows), width), dtype=np.int64)
-        wide[:, :depth] = draft_token_ids.cpu().numpy()
+        wide = draft_token_ids.new_zeros(len(rows), width)
+        wide[:, :depth] = draft_token_ids
         for place, row in enumerate(rows):
             if row is not None:
-                wide[place, : len(row)] = row
-        self._mark_copied(rows, width)
-        return torch.from_numpy(wide).to(draft_token_ids.device)
+                wide[place, : len(row)] = torch.from_numpy(row)
+        return wide
 
-    def _mark_copied(self, rows: list[Tokens | None], width: int) -> None:
+    def _mark_copied(
+        self, chains: list[int], rows: list[Tokens | None], width: int
+    ) -> None:
         probs = self._last_draft_probs
         if probs is None:
             return
         num_reqs, depth, num_columns = probs.shape
         more = probs.new_zeros(num_reqs, max(width - depth, 0), num_columns)
         self._last_draft_probs = probs = torch.cat((probs, more), dim=1)
-        chains, _ = self._chain_lengths()
         for place, row in enumerate(rows):
             if row is not None:
                 copied = probs[place, chains[place] : len(row)]

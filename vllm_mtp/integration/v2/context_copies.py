@@ -17,6 +17,7 @@ import torch
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from vllm_mtp.drafting.context_copies import MAX_MATCH, MIN_MATCH
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.scheduler.messages import (
     CopyDirections,
@@ -24,12 +25,7 @@ from vllm_mtp.integration.scheduler.messages import (
     copying_of,
 )
 from vllm_mtp.integration.v2.proposals import DrawnDrafts, Proposals
-from vllm_mtp.integration.worker.copying import (
-    MAX_COPYING,
-    MAX_MATCH,
-    MIN_MATCH,
-    may_copy,
-)
+from vllm_mtp.integration.worker.copying import MAX_COPYING, may_copy
 from vllm_mtp.integration.worker.weight_updates import FollowsWeights, tensors_of
 from vllm_mtp.kernels.context_copies import ContextCopies, MatchLimits, Texts
 

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-from vllm_mtp.drafting.context_copies import MAX_MATCH, MIN_MATCH
 from vllm_mtp.integration.extra_heads.registration import has_extra_heads
 from vllm_mtp.integration.load.settings import settings_of
 from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_proposals
-
-__all__ = ["MAX_COPYING", "MAX_MATCH", "MIN_MATCH", "may_copy"]
 
 MAX_COPYING = 64
 """Requests of a step up to which contexts are searched. A search reads every token of a
