@@ -174,10 +174,12 @@ class _Life:
         self.found["scaled_up"] = asdict(load.tally)
         self._done("second replica")
         with _Load(application, 4 * REQUESTS_AT_ONCE, self._prompts) as load:
-            load.wait_for_answers(2 * REQUESTS_AT_ONCE)
+            # Between the loads the autoscaler may have begun to stop one of them: a
+            # replica that stops or starts is answering nobody.
             application.wait_for(
-                lambda: len(read_counts()) == 2, "metrics of two replicas", WAIT_S
+                lambda: _both_answer(application), "two replicas that answer", WAIT_S
             )
+            load.wait_for_answers(4 * REQUESTS_AT_ONCE)
             self.found["counts"] = {k: asdict(v) for k, v in read_counts().items()}
             victim = application.replica_pids()[0]
             os.kill(victim, signal.SIGKILL)
@@ -209,6 +211,13 @@ class _Life:
         self.found["replaced"] = not set(before) & set(application.replica_pids())
         self.found["warm_files"] = [p.name for p in (self.folder / "warm").iterdir()]
         self._done("updated")
+
+
+def _both_answer(application: LocalApplication) -> bool:
+    return (
+        application.num_running() == len(application.replica_pids()) == 2
+        and len(read_counts()) == 2
+    )
 
 
 class _Load:
