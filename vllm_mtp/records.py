@@ -81,6 +81,9 @@ class DraftDecision(NamedTuple):
     request id; of others, and where it does not, K stays."""
     copy_acceptance: float = 0.0
     """Of a copied token, if those before it are accepted, in the mean."""
+    copied_drafts: Mapping[str, int] = {}
+    """Draft length, 0 to K_max, of a request whose context offers a draft before
+    anything is drafted, by request id; of others, and where it does not, K stays."""
 
 
 class RequestOutcome(NamedTuple):
@@ -148,6 +151,8 @@ class StepOutcome(NamedTuple):
     """Continuations that contexts offered, verified or not: tokens that could be
     compared with what was committed in their place, and how many were the same. The
     draft that a context agreed with counts as the first of them."""
+    copied_drafts: tuple[RequestOutcome, ...] = ()
+    """The same of what they offered where nothing was drafted."""
 
     @property
     def num_draft_tokens(self) -> int:

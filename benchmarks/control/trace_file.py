@@ -176,6 +176,7 @@ def _outcome(line: dict[str, Any], bound: int) -> StepOutcome:
         is_greedy=bool(line.get("is_greedy", True)),
         shadow_drafts=tuple(_request_outcomes(line.get("shadow_drafts", ()), bound)),
         copies=(),  # nothing is copied while a trace is written
+        copied_drafts=(),
         **counts,
     )
 

@@ -143,13 +143,15 @@ def test_a_report_has_offers_of_the_step_before_and_rows_of_this_one() -> None:
     estimates: Any = Estimates([3, 2, 2], [1, 5, 3])
     copies = estimates.take_copies(estimates._step)
     assert isinstance(copies, OfferedCopies)
-    assert copies.reports == {
+    assert copies.reports.behind_drafts == {
         "a": CopyReport(2, 0, 0),
         "b": CopyReport(0, 0, 0, num_verified=2),
         "c": CopyReport(0, 0, 0, num_verified=1),
     }
+    assert not copies.reports.alone
     # Told once; rows are told of anyhow.
-    assert estimates.take_copies(estimates._step).reports.keys() == {"b", "c"}
+    reports = estimates.take_copies(estimates._step).reports
+    assert reports.behind_drafts.keys() == {"b", "c"}
     estimates._step.input_batch.num_draft_tokens_per_req = None
     assert estimates.take_copies(estimates._step) is None
 

@@ -2,12 +2,22 @@
 
 import pytest
 
-from vllm_mtp.integration.scheduler.copying import PATIENCE, Copying
-from vllm_mtp.integration.scheduler.messages import Choice, CopyReport
+from vllm_mtp.integration.scheduler.copying import PATIENCE, Copying, OfferOutcomes
+from vllm_mtp.integration.scheduler.messages import Choice, CopyReport, CopyReports
 from vllm_mtp.integration.scheduler.step_records import StepRecords
 from vllm_mtp.records import DraftDecision, RequestOutcome, StepOutcome
 
-DECISION = DraftDecision(2, {"a": 2, "b": 0}, "test", None, {"a": 7, "b": 5}, 0.9)
+DECISION = DraftDecision(
+    2, {"a": 2, "b": 0}, "test", None, {"a": 7, "b": 5}, 0.9, {"a": 4, "b": 4}
+)
+
+
+def behind(**reports: CopyReport) -> CopyReports:
+    return CopyReports(behind_drafts=reports)
+
+
+def alone(**reports: CopyReport) -> CopyReports:
+    return CopyReports(alone=reports)
 
 
 @pytest.mark.parametrize("is_blind", [False, True])
@@ -18,6 +28,8 @@ def test_directions_are_for_requests_whose_drafts_are_verified(is_blind: bool) -
     assert directions is not None
     assert directions.draft_depth == 2
     assert directions.copy_lengths == {"a": 7}
+    assert directions.copied_drafts == {"a": 4}
+    assert directions.longest == {"a": 7}
     assert directions.acceptance == 0.9
     expected = {} if is_blind else {"a": 2, "b": 0}
     assert directions.chain_lengths == expected
@@ -32,14 +44,28 @@ def test_a_step_without_drafts_has_no_directions() -> None:
 
 def test_a_request_copies_for_some_steps_after_its_context_has_offered() -> None:
     copying = Copying(schedules_blindly=True)
-    assert copying.take({"a": CopyReport(5, 0, 0)}) == []
-    assert copying.take({"a": CopyReport(4, 3, 2, 5)}) == [RequestOutcome("a", 3, 2)]
-    assert copying.num_verified == 5
+    assert copying.take(behind(a=CopyReport(5))) == ([], [])
+    found = copying.take(behind(a=CopyReport(4, 3, 2, 5)))
+    assert found == ([RequestOutcome("a", 3, 2)], [])
+    found = copying.take(alone(a=CopyReport(4, 5, 5, 2)))
+    assert found == ([], [RequestOutcome("a", 5, 5)])
+    assert copying.num_verified == 7
     for _ in range(PATIENCE - 1):
-        copying.take({})
+        copying.take(CopyReports())
         assert "a" in copying.request_ids
-    copying.take({})
+    copying.take(CopyReports())
     assert not copying.request_ids
+
+
+def test_where_somebody_copies_contexts_are_looked_into_without_drafts_too() -> None:
+    copying = Copying(schedules_blindly=False)
+    copying.take(alone(a=CopyReport(5)))
+    decision = DraftDecision(0, {"a": 0}, copied_drafts={"a": 6})
+    assert copying.decide(decision, {"a": 0}) == 6
+    assert copying.directions is not None
+    assert copying.directions.draft_depth == 0
+    copying.repeat()
+    assert copying.directions is None
 
 
 @pytest.mark.parametrize("is_blind", [False, True])
@@ -48,15 +74,15 @@ def test_an_offer_that_was_counted_on_and_did_not_come_is_a_failure(
 ) -> None:
     copying = Copying(is_blind)
     copying.decide(DECISION, DECISION.num_draft_tokens)
-    copying.take({"a": CopyReport(5, 0, 0)})
+    copying.take(behind(a=CopyReport(5)))
     # Blind, rows tell that it was counted on; else that anything was drafted.
-    reports = {"a": CopyReport(0, 0, 0, 5), "c": CopyReport(0, 2, 2)}
-    assert copying.take(reports) == [
-        RequestOutcome("c", 2, 2),
-        RequestOutcome("a", 1, 0),
-    ]
+    reports = behind(a=CopyReport(num_verified=5), c=CopyReport(0, 2, 2))
+    missed = [RequestOutcome("c", 2, 2), RequestOutcome("a", 1, 0)]
+    assert copying.take(reports) == (missed, [])
+    # Nothing is drafted where the context offers a draft that is taken.
+    assert copying.take(alone(a=CopyReport(5))) == ([], [])
     copying.directions = None
-    assert copying.take({}) == []
+    assert copying.take(CopyReports()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +102,9 @@ def test_copies_are_the_last_of_the_draft_tokens(
     accepted = expected.num_accepted_tokens
     choices = {} if choice is None else {"a": choice}
     record.set_verified([RequestOutcome("a", 7, accepted)], choices, {"a": [0] * 7})
-    compared = [RequestOutcome("a", 2, 1)]
-    record.set_copied({"a": CopyReport(0, 2, 1, 5)}, compared)
+    compared, alone = RequestOutcome("a", 2, 1), RequestOutcome("b", 3, 3)
+    outcomes = OfferOutcomes([compared], [alone])
+    record.set_copied(behind(a=CopyReport(0, 2, 1, 5)), outcomes)
     assert record.outcome.requests == (expected,)
-    assert record.outcome.copies == tuple(compared)
+    assert record.outcome.copies == (compared,)
+    assert record.outcome.copied_drafts == (alone,)

@@ -20,6 +20,7 @@ def make_controller(
     draws_drafts: bool = False,
     stops_early: bool = False,
     copies: bool = False,
+    copies_drafts: bool = False,
     is_cpu: bool = False,
 ) -> Controller:
     """Build the controller that ``config`` names.
@@ -35,11 +36,14 @@ def make_controller(
             tested unless they are verified.
         stops_early: the worker follows a `StopRule`.
         copies: drafts may be continued from contexts.
+        copies_drafts: or be copied from them altogether.
         is_cpu: the model runs on one, where a pass is bound by arithmetic early.
     """
     if config.controller == "random":
         seed = config.controller_seed
-        return RandomController(max_draft_length, seed, stops_early, copies)
+        return RandomController(
+            max_draft_length, seed, stops_early, copies, copies_drafts
+        )
     if config.controller == "fixed":
         return FixedController(max_draft_length)
     if config.controller == "threshold":
@@ -55,6 +59,7 @@ def make_controller(
             draws_drafts=draws_drafts,
             stops_early=stops_early,
             copies=copies,
+            copies_drafts=copies_drafts,
             cost_prior=CPU_COST_PRIOR if is_cpu else CostPrior(),
         ),
     )

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from vllm_mtp.control.backlog import PERIOD_S, STEPS_AT_ONCE, Backlog
+from vllm_mtp.control.copied_drafts import CopiedDrafts
 from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.draft_lengths import DraftLengths
 from vllm_mtp.control.exploration import (
@@ -71,6 +72,9 @@ class GoodputController:
         options = options or GoodputOptions()
         if options.copies:
             self.survival.copies = SurvivalModel(max_draft_length)
+        self._copied_drafts = (
+            CopiedDrafts(self.survival) if options.copies_drafts else None
+        )
         self.cost = CostModel(max_draft_length, options.cost_prior)
         self.cap = ExplorationCap()
         self.plan: Plan | None = None
@@ -111,16 +115,21 @@ class GoodputController:
         """Drafting is disabled, exploration aside."""
         return self._can_be_off and self.plan is not None and not self.plan.depth
 
+    @property
+    def _is_idle(self) -> bool:
+        """Nothing is proposed, exploration aside."""
+        return self._is_off and (self._kind is None or not self._kind.is_copying)
+
     def may_draft(self) -> bool:
         """Whether the next decision may be to draft; it is kept to that."""
         if self._is_off and self._exploration is None:
             self._shadow_if_due()
-        self._may_draft = not self._is_off or self._exploration is not None
+        self._may_draft = not self._is_idle or self._exploration is not None
         return self._may_draft
 
     def num_undecided_steps(self) -> int:
         """Steps that need no decision, the next one included."""
-        if not self._is_off or self._exploration is not None:
+        if not self._is_idle or self._exploration is not None:
             return 0
         until_search = self._steps_until_search - len(self._backlog)
         return max(min(until_search, SHADOW_PERIOD_STEPS - self._steps_since_shadow), 0)
@@ -147,7 +156,7 @@ class GoodputController:
         plan, reason, verified = self._next_plan()
         depth = plan.depth
         if depth and reason == "exploit" and self._may_stop and not any(pins):
-            return self._until_it_does_not_pay(plan)
+            return self._or_copied(self._until_it_does_not_pay(plan))
         chosen = self._lengths.of(requests, plan)
         if verified is not None:
             chosen = {i: k if i in verified else 0 for i, k in chosen.items()}
@@ -158,7 +167,19 @@ class GoodputController:
             return DraftDecision(depth, chosen, reason)
         longest = self._lengths.continued(requests, plan, chosen)
         acceptance = copies.mean_acceptance
-        return DraftDecision(depth, chosen, reason, None, longest, acceptance)
+        decision = DraftDecision(depth, chosen, reason, None, longest, acceptance)
+        return decision if reason == "explore" else self._or_copied(decision)
+
+    def _or_copied(self, decision: DraftDecision) -> DraftDecision:
+        """Where contexts offer drafts that are worth more, those."""
+        assert self.plan is not None
+        assert self._kind is not None
+        assert self._found is not None
+        copied, times = self._copied_drafts, self._found.times
+        if copied is None or not self._kind.is_copying or not self._may_draft:
+            return decision
+        lengths = copied.lengths(self.plan, times, self._seen)
+        return decision._replace(copied_drafts=lengths)
 
     def _next_plan(self) -> tuple[Plan, str, Collection[str] | None]:
         """Plan of this step, why, and whose drafts are verified; None for all."""
@@ -279,15 +300,19 @@ class GoodputController:
     def _learn(self) -> None:
         steps, seconds, most = self._backlog.take()
         examined: list[RequestOutcome] = []
-        copied: list[RequestOutcome] = []
+        copies: list[RequestOutcome] = []
+        copied_drafts: list[RequestOutcome] = []
         for outcome in steps:
             examined += outcome.requests
             examined += outcome.shadow_drafts
-            copied += outcome.copies
+            copies += outcome.copies
+            copied_drafts += outcome.copied_drafts
         self.cost.observe(*steps)
         self.survival.observe(examined, len(steps), most)
         if self.survival.copies is not None:
-            self.survival.copies.observe(copied, len(steps), most)
+            self.survival.copies.observe(copies, len(steps), most)
+        if self._copied_drafts is not None:
+            self._copied_drafts.survival.observe(copied_drafts, len(steps), most)
         self._steps_since_search += len(steps)
         self._hysteresis.pass_steps(len(steps))
         if self.plan is not None:

@@ -26,6 +26,9 @@ class GoodputOptions(NamedTuple):
     """The worker can follow a `StopRule`."""
     copies: bool = False
     """Drafts may be continued from contexts."""
+    copies_drafts: bool = False
+    """Or be copied from them altogether: contexts are searched before anything is
+    drafted."""
     cost_prior: CostPrior = CostPrior()
     seed: int = 0
     """Of Thompson sampling."""

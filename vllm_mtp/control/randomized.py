@@ -31,6 +31,7 @@ class RandomController(DecidesEveryStep):
         seed: int,
         stops_early: bool = False,
         copies: bool = False,
+        copies_drafts: bool = False,
     ) -> None:
         """Begin.
 
@@ -39,10 +40,12 @@ class RandomController(DecidesEveryStep):
             seed: The same one draws the same.
             stops_early: Half of the steps get a `StopRule` that makes no sense.
             copies: Drafts are continued from contexts, as far as it comes.
+            copies_drafts: Or copied from them altogether.
         """
         self.max_draft_length = max_draft_length
         self._random = random.Random(seed)
-        self._stops_early, self._copies = stops_early, copies
+        self._stops_early = stops_early
+        self._copies, self._copies_drafts = copies, copies_drafts
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         # Drawing the depth first makes whole steps without drafts likely, which
@@ -58,8 +61,11 @@ class RandomController(DecidesEveryStep):
         rule = None
         if self._stops_early and depth and self._random.random() < 0.5:
             rule = self._rule(lengths, depth)
-        copied = self._copied(requests, lengths) if self._copies else {}
-        return DraftDecision(depth, lengths, "random", rule, copied, 0.5)
+        longer = self._copied(requests, lengths) if self._copies else {}
+        copied = {}
+        if self._copies_drafts:
+            copied = self._copied(requests, dict.fromkeys(lengths, 0))
+        return DraftDecision(depth, lengths, "random", rule, longer, 0.5, copied)
 
     def _copied(
         self, requests: Sequence[DecodeRequest], lengths: Mapping[str, int]

@@ -2,9 +2,10 @@
 
 Agents repeat much of what they were given, changed here and there; there a copy is
 right for dozens of tokens where the MTP layers are for a few. In other text a phrase
-that comes back goes on differently. So a copy only continues a draft of the MTP layers,
-from a place where the very tokens of that draft stand: they say which way the text
-goes, and how often such copies are right is learned (`control`).
+that comes back goes on differently. So a copy continues a draft of the MTP layers, from
+a place where the very tokens of that draft stand: they say which way the text goes. It
+takes the place of a draft only behind a long match. How often copies of either kind are
+right is learned (`control`).
 
 The search is NumPy's: a look at all tokens for the last one, then a few at those
 places. vLLM's n-gram proposer finds the same, and compiles for a second in each
@@ -20,6 +21,9 @@ Tokens = np.ndarray[Any, np.dtype[np.int32]]
 MIN_MATCH = 3
 """Tokens before a draft that must stand before its continuation, too, beside the draft
 itself. Fewer recur by chance; more come later after each change of an edit."""
+MIN_MATCH_ALONE = 8
+"""The same where there is no draft to speak for the place: some words of prose, which
+hardly recur unless somebody copies."""
 MAX_MATCH = 16
 """Tokens, the draft's included, of which longer matches count as no better: of equals
 the first in the context is taken, as in vLLM's n-gram proposer."""
@@ -30,13 +34,13 @@ def continuation(tokens: Tokens, num_draft_tokens: int, limit: int) -> Tokens:
 
     Args:
         tokens: ``[num_tokens]``, the request's and then its draft's.
-        num_draft_tokens: Of the draft, > 0.
+        num_draft_tokens: Of the draft.
         limit: Most tokens to return.
 
     Returns:
         ``[limit or fewer]``; none where no match is long enough.
     """
-    least = MIN_MATCH + num_draft_tokens
+    least = MIN_MATCH + num_draft_tokens if num_draft_tokens else MIN_MATCH_ALONE
     longest, last = max(MAX_MATCH, least), len(tokens) - 1
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
     length = 1
@@ -61,12 +65,14 @@ class Offer(NamedTuple):
     def compared(self, committed: Tokens) -> tuple[int, int]:
         """Tokens that stood where others were committed, and how many were the same.
 
-        The draft counts as one: that a context agrees with it tells much of it.
+        The draft, if there is one, counts as one: that a context agrees with it tells
+        much of it.
 
         Args:
             committed: ``[number of tokens]``, from the draft's first place on.
         """
         length = len(self.draft)
+        first = int(length > 0)
         if (committed[:length] != self.draft[: len(committed)]).any():
             return 1, 0
         if len(committed) < length:
@@ -74,6 +80,6 @@ class Offer(NamedTuple):
         came = committed[length : length + len(self.continuation)]
         same = self.continuation[: len(came)] == came
         if same.all():
-            return 1 + len(came), 1 + len(came)
-        matched = 1 + int(same.argmin())
+            return first + len(came), first + len(came)
+        matched = first + int(same.argmin())
         return matched + 1, matched

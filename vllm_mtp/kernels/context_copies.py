@@ -38,6 +38,8 @@ class MatchLimits(NamedTuple):
 
     beside_draft: int
     with_draft: int
+    alone: int
+    """The first where there is no draft."""
 
 
 class ContextCopies:
@@ -89,7 +91,8 @@ class ContextCopies:
         Args:
             texts: Of the step's requests.
             draft_tokens: Of them; rows are contiguous.
-            num_drafts: That are there already, of each.
+            num_drafts: That are there already, of each. Of none a match of the text
+                alone has to be longer.
             longest_text: Upper bound of the lengths of texts that samples are drawn
                 for; 0 to search none of them.
 
@@ -152,7 +155,7 @@ class ContextCopies:
             draft_tokens.stride(0),
             num_drafts,
             scores,
-            MIN_MATCH=self._limits.beside_draft,
+            MIN_MATCH=self._limits.beside_draft if num_drafts else self._limits.alone,
             MAX_MATCH=self._limits.with_draft,
             PLACES=_PLACES_PER_PROGRAM,
         )
@@ -168,5 +171,6 @@ class ContextCopies:
         texts = Texts(text, length, request, num_sampled)
         drafts = self._tokens.new_zeros(1, self._tokens.shape[1], dtype=torch.int64)
         num_drawn = self.num_drawn.clone()
-        self.continue_drafts(texts, drafts, 0, longest_text=2)
+        for num_drafts in (0, 1):
+            self.continue_drafts(texts, drafts, num_drafts, longest_text=2)
         self.num_drawn.copy_(num_drawn)

@@ -65,12 +65,14 @@ def copying_engine(rejection: str) -> Iterator[Any]:
 
 
 class CopiesAll(DecidesEveryStep):
-    """A draft token for everybody, and whatever the context offers after it."""
+    """A draft token for everybody, and whatever the context offers after it; for every
+    other request, and where the context offers it, instead of it."""
 
     def decide(self, requests: Sequence[DecodeRequest]) -> DraftDecision:
         ids = [request.request_id for request in requests]
         chains, copies = dict.fromkeys(ids, 1), dict.fromkeys(ids, 4)
-        return DraftDecision(1, chains, "copy", None, copies)
+        alone = dict.fromkeys(ids[::2], 3)
+        return DraftDecision(1, chains, "copy", None, copies, 0.5, alone)
 
     def may_draft(self) -> bool:
         return True

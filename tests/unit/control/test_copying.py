@@ -76,6 +76,79 @@ class Run(NamedTuple):
 
 
 LONGEST = 16
+LOOK_STEPS = PATIENCE = 8
+LONG_MATCH = 8
+
+
+class Text:
+    """What a context has to do with a text, token by token."""
+
+    def __init__(
+        self, chain: float, copy: float, offers: float, gap: int, seed: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            chain: Acceptance of the MTP layers' tokens.
+            copy: Of copied ones.
+            offers: How often the context offers any.
+            gap: Steps of 48 in which it does not.
+            seed: Of what happens.
+        """
+        self._chances, self._offers, self._gap = (chain, copy), offers, gap
+        self._rng = random.Random(seed)
+        self._num_alike = 0
+        """Tokens since the context went on otherwise."""
+
+    def begin_step(self, step: int, length: int) -> tuple[int, int]:
+        """Draw what is right from here on: of the draft, and of the context.
+
+        Where the text goes on as the context does the context agrees with right drafts.
+        """
+        chance, copy = self._chances
+        self._offers_any = step % 48 >= self._gap and (
+            self._rng.random() < self._offers
+        )
+        self._agrees_wrongly = self._rng.random() < 0.05
+        return self._run(chance, length), self._run(copy, LONGEST)
+
+    def _run(self, chance: float, longest: int) -> int:
+        number = 0
+        while number < longest and self._rng.random() < chance:
+            number += 1
+        return number
+
+    def offers(self, length: int, is_right: bool) -> bool:
+        """Whether the context does, behind a draft or (length 0) in its place."""
+        least = 3 if length else 8
+        agrees = is_right or self._agrees_wrongly
+        return self._offers_any and agrees and self._num_alike >= least
+
+    def end_step(self, accepted: int, same: int) -> None:
+        """Tokens were accepted, and the context would have been right for so many."""
+        if accepted < same or not self._offers_any:
+            self._num_alike += accepted + 1
+        else:
+            self._num_alike = 0
+
+    def noise(self) -> float:
+        return self._rng.lognormvariate(0.0, 0.03)
+
+
+def compared(length: int, right: int, same: int, accepted: int) -> RequestOutcome:
+    """What became of an offer, as the worker counts it.
+
+    Args:
+        length: Of the draft in front of it.
+        right: Of its tokens.
+        same: Of the offer's tokens.
+        accepted: Tokens of the step.
+    """
+    if right < length:
+        return RequestOutcome("a", 1, 0)
+    first = int(length > 0)
+    examined = first + min(accepted - length + 1, LONGEST - length)
+    return RequestOutcome("a", examined, min(first + same, examined))
 
 
 def run(
@@ -98,62 +171,69 @@ def run(
         seed: Of what happens.
         gap: Steps of 48 in which the context offers nothing.
     """
-    rng = random.Random(seed)
-    controller = GoodputController(LONGEST, GoodputOptions(copies=copies, seed=seed))
-    decisions, tokens, seconds, offered = [], 0, 0.0, False
+    text = Text(chain, copy, offers, gap, seed)
+    options = GoodputOptions(
+        copies=copies, copies_drafts=copies and not is_blind, seed=seed
+    )
+    controller = GoodputController(LONGEST, options)
+    decisions, tokens, seconds, patience = [], 0, 0.0, 0
     for step in range(600):
         controller.may_draft()
-        request = DecodeRequest("a", 100, is_copying=copies and offered)
+        request = DecodeRequest("a", 100, is_copying=copies and patience > 0)
         decision = controller.decide([request])
         decisions.append(decision)
-        length = decision.num_draft_tokens["a"]
-        wanted = decision.copy_lengths.get("a", length)
-        right = length
-        for place in range(length):
-            if rng.random() >= chain:
-                right = place
-                break
-        # Where the text goes on as the context does, that agrees with right drafts.
-        agrees = right == length or rng.random() < 0.05
-        offered = decision.draft_depth > 0 and step % 48 >= gap and agrees
-        offered = offered and rng.random() < offers
-        if not (offered or is_blind):
-            wanted = length
-        same = 0
-        while right == length and offered and same < LONGEST and rng.random() < copy:
-            same += 1
-        accepted = right + min(same, wanted - length)
-        compared, matched = 0, 0
-        if offered and length:
-            matched = 1 + same if right == length else 0
-            compared = 1 + min(accepted - length + 1, LONGEST - length)
-            compared = compared if right == length else 1
-        outcomes = [RequestOutcome("a", compared, min(matched, compared))]
-        if not offered and (wanted > length if is_blind else request.is_copying):
-            outcomes = [RequestOutcome("a", 1, 0)]  # as the scheduler takes it
-        if offered and not length:  # a shadow draft
-            outcomes = []
-        step_s = line_s(float(wanted), decision.draft_depth)
+        depth, length = decision.draft_depth, decision.num_draft_tokens["a"]
+        # Of who has no draft verified it says all the same what a text is like.
+        drafted = length or min(depth, 1)
+        right, same = text.begin_step(step, drafted)
+        alone = text.offers(0, True)
+        whole = decision.copied_drafts.get("a", 0) if alone else 0
+        if whole:  # and nothing is drafted
+            depth, length, drafted, right = 0, 0, 0, 0
+        behind = depth > 0 and text.offers(drafted, right == drafted)
+        looks = not step % LOOK_STEPS or "a" in decision.copied_drafts
+        patience -= patience > 0
+        if behind or (alone and looks):
+            patience = PATIENCE
+        wanted = whole or decision.copy_lengths.get("a", length)
+        verified = wanted if is_blind or behind or whole else length
+        accepted = min(right, length)
+        if (behind or whole) and right == length:
+            accepted += min(same, verified - length)
+        text.end_step(accepted, same)
+        found = [
+            [compared(n, right, same, accepted)] if is_there else []
+            for n, is_there in ((drafted, behind), (0, alone and looks))
+        ]
+        is_missed = verified > length if is_blind else request.is_copying
+        if is_missed and depth and not behind:
+            found[0] = [RequestOutcome("a", 1, 0)]  # as the scheduler takes it
+        step_s = line_s(float(verified), depth)
         tokens, seconds = tokens + accepted + 1, seconds + step_s
+        num_copied = verified - length
         controller.observe(
             StepOutcome(
-                (RequestOutcome("a", wanted, accepted, num_copied=wanted - length),)
-                if wanted
+                (RequestOutcome("a", verified, accepted, num_copied=num_copied),)
+                if verified
                 else (),
                 1,
-                1 + wanted,
-                step_s * rng.lognormvariate(0.0, 0.03),
-                decision.draft_depth,
+                1 + verified,
+                step_s * text.noise(),
+                depth,
                 num_decode_requests=1,
                 num_context_tokens=100,
-                copies=tuple(outcomes),
+                copies=tuple(found[0]),
+                copied_drafts=() if is_blind else tuple(found[1]),
             )
         )
     return Run(tokens / seconds, decisions)
 
 
 def longest_copies(found: Run) -> list[int]:
-    return [d.copy_lengths.get("a", 0) for d in found.decisions[300:]]
+    return [
+        max(d.copy_lengths.get("a", 0), d.copied_drafts.get("a", 0))
+        for d in found.decisions[300:]
+    ]
 
 
 @pytest.mark.parametrize("chain", [0.5, 0.8])

@@ -12,6 +12,7 @@ from tests.support.context_matches import find_continuation
 from vllm_mtp.drafting.context_copies import (
     MAX_MATCH,
     MIN_MATCH,
+    MIN_MATCH_ALONE,
     Offer,
     continuation,
 )
@@ -26,14 +27,14 @@ def tokens(*values: int) -> np.ndarray:
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=80),
-    st.integers(1, 4),
+    st.integers(0, 4),
     st.integers(1, 3),
 )
 def test_the_first_of_the_longest_matches_is_found(
     values: list[int], num_draft_tokens: int, repeats: int
 ) -> None:
     given_tokens = tokens(*values * repeats)
-    least = MIN_MATCH + num_draft_tokens
+    least = MIN_MATCH + num_draft_tokens if num_draft_tokens else MIN_MATCH_ALONE
     most = max(MAX_MATCH, least)
     expected = find_continuation(given_tokens.tolist(), least, most, 1000, LIMIT)
     found = continuation(given_tokens, num_draft_tokens, LIMIT)
@@ -64,6 +65,17 @@ def test_what_was_offered_is_compared_with_what_came(
     committed: list[int], expected: tuple[int, int]
 ) -> None:
     offer = Offer(tokens(4, 5), tokens(6, 7))
+    assert offer.compared(tokens(*committed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("committed", "expected"),
+    [([], (0, 0)), ([6], (1, 1)), ([9], (1, 0)), ([6, 9], (2, 1)), ([6, 7, 8], (2, 2))],
+)
+def test_a_draft_that_is_a_copy_is_compared_token_by_token(
+    committed: list[int], expected: tuple[int, int]
+) -> None:
+    offer = Offer(tokens(), tokens(6, 7))
     assert offer.compared(tokens(*committed)) == expected
 
 

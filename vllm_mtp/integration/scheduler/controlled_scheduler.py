@@ -152,6 +152,8 @@ class ControlledScheduler(Scheduler):
         if scheduler_output.total_num_scheduled_tokens:
             if self._undecided.goes_on(scheduler_output):
                 self._records.open_repeated()
+                if self._copying is not None:
+                    self._copying.repeat()
             else:
                 self._count_undecided()
                 depth = self._decide_step(scheduler_output)
@@ -184,16 +186,18 @@ class ControlledScheduler(Scheduler):
         self._still_waiting = backfill.still_waiting
         self._stop_rule = _for_others(decision.stop_rule, backfill.still_waiting)
         self._records.open(batch.as_scheduled(depth, backfill.num_tokens))
-        if not depth and batch.only_decodes_without_drafts:
+        longest, is_copying = depth, False
+        if copying is not None:
+            longest = copying.decide(decision, self._draft_lengths)
+            if copying.directions is not None:
+                is_copying = True
+                self._draft_lengths.update(copying.directions.longest)
+        if not depth and not is_copying and batch.only_decodes_without_drafts:
             # All of them, in the order in which they will be listed again.
             self._undecided.may_begin(batch.without_draft)
         else:
             self._undecided.end()
-        if copying is not None:
-            depth = copying.decide(decision, self._draft_lengths)
-            if copying.directions is not None:
-                self._draft_lengths.update(copying.directions.copy_lengths)
-        return depth
+        return longest
 
     @property
     def _copy_directions(self) -> CopyDirections | None:
@@ -264,6 +268,8 @@ class ControlledScheduler(Scheduler):
         )
         if self._copying is not None:
             record.set_copied(report.copies, self._copying.take(report.copies))
+            if self._copying.request_ids:
+                self._undecided.end()
         self._add_shadow_drafts(scheduler_output, model_runner_output, record)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._records.updated(record)

@@ -11,7 +11,7 @@ from vllm_mtp.integration.load.settings import settings_of, trace_header, trace_
 from vllm_mtp.integration.load.synthetic_acceptance import is_synthetic
 from vllm_mtp.integration.observe.tracing import TracingController
 from vllm_mtp.integration.scheduler.early_stop import may_stop_early
-from vllm_mtp.integration.worker.copying import may_copy
+from vllm_mtp.integration.worker.copying import may_copy, may_copy_drafts
 from vllm_mtp.integration.worker.draft_sampling import draws_drafts, tests_shadow_drafts
 
 
@@ -33,6 +33,7 @@ def controller_of(vllm_config: Any, sees_shadow_drafts: bool) -> Controller:
         draws_drafts=draws_drafts(vllm_config) and not tests_shadow_drafts(vllm_config),
         stops_early=may_stop_early(vllm_config),
         copies=may_copy(vllm_config),
+        copies_drafts=may_copy_drafts(vllm_config),
         is_cpu=current_platform.is_cpu(),
     )
     if own.trace_path is None:

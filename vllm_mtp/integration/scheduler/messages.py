@@ -62,6 +62,15 @@ class CopyDirections(NamedTuple):
     """Draft tokens that are verified where the context continues those."""
     acceptance: float
     """Of a copied token, if those before it are accepted, in the mean."""
+    copied_drafts: Mapping[str, int] = {}
+    """Draft tokens that are verified where a context offers them before anything is
+    drafted, and nothing is drafted for that request."""
+
+    @property
+    def longest(self) -> dict[str, int]:
+        """Most draft tokens of each request that may copy."""
+        behind, alone = self.copy_lengths, self.copied_drafts
+        return {i: max(behind.get(i, 0), alone.get(i, 0)) for i in {**behind, **alone}}
 
 
 @dataclass
@@ -71,7 +80,7 @@ class DirectedSchedulerOutput(SchedulerOutput):
     stop_rule: StopRule | None = None
     """Drafting may stop before ``num_spec_tokens_to_schedule`` steps."""
     copying: "CopyDirections | None" = None
-    """Contexts may continue drafts; None where nothing is drafted."""
+    """Contexts may continue drafts; None where they are not looked into."""
 
 
 def directed(
@@ -128,18 +137,26 @@ class Choice(NamedTuple):
 
 
 class CopyReport(NamedTuple):
-    """What a request's context has offered. All are numbers of tokens."""
+    """What a request's context has offered behind drafts, or in the place of one. All
+    are numbers of tokens."""
 
-    num_offered: int
-    """After the last draft of the MTP layers that is known of, and in accord with it,
-    verified or not; 0 if it was none."""
-    num_examined: int
-    """Of the offer before, that stood where tokens have been committed since. The draft
+    num_offered: int = 0
+    """When it was last looked for, verified or not; behind a draft in accord with it.
+    0 if it was none."""
+    num_examined: int = 0
+    """Of the offer before, that stood where tokens have been committed since. A draft
     in front of it is one of them."""
-    num_matched: int
+    num_matched: int = 0
     """Of those, up to the first that was another."""
     num_verified: int = 0
     """Draft tokens of this step beyond those of the MTP layers."""
+
+
+class CopyReports(NamedTuple):
+    """By request id, where there is anything to say."""
+
+    behind_drafts: Mapping[str, CopyReport] = {}
+    alone: Mapping[str, CopyReport] = {}
 
 
 class DraftedTokens(NamedTuple):
@@ -187,8 +204,8 @@ class WorkerReport(NamedTuple):
     """States to be reported (``metrics/stats.py``)."""
     drafted: DraftedTokens | None = None
     """Where somebody wants to see them (``show_rounds``)."""
-    copies: Mapping[str, CopyReport] = {}
-    """By request id, where contexts may continue drafts."""
+    copies: CopyReports = CopyReports()
+    """Where drafts may be copied."""
 
 
 NOTHING = WorkerReport()
@@ -216,26 +233,29 @@ class VerifiedDrafts(NamedTuple):
 
 
 class OfferedCopies(NamedTuple):
-    """What contexts offered behind the drafts of the step before, on its way to the
-    host, and what of earlier offers is verified in this one."""
+    """What contexts offered in the step before, on its way to the host, and what of
+    earlier offers is verified in this one."""
 
     request_ids: list[str]
     # [3, num_reqs], the first fields of `CopyReport`; right once the step's output is
     # here
     counts: np.ndarray
     num_verified: Mapping[str, int]
+    are_alone: bool = False
+    """They were looked for where nothing was drafted, nor verified afterwards."""
 
     @property
-    def reports(self) -> dict[str, CopyReport]:
-        """By request id, where there is anything to say."""
-        counts = map(CopyReport._make, np.insert(self.counts, 3, 0, axis=0).T.tolist())
+    def reports(self) -> CopyReports:
+        """Where there is anything to say."""
+        counts = (CopyReport(*each) for each in self.counts.T.tolist())
         offers = dict(zip(self.request_ids, counts, strict=True))
-        none = CopyReport(0, 0, 0)
+        none = CopyReport()
         reports = {
             i: offers.get(i, none)._replace(num_verified=self.num_verified.get(i, 0))
             for i in {**offers, **self.num_verified}
         }
-        return {i: report for i, report in reports.items() if any(report)}
+        found = {i: report for i, report in reports.items() if any(report)}
+        return CopyReports(alone=found) if self.are_alone else CopyReports(found)
 
 
 class _AsyncReportingOutput(AsyncModelRunnerOutput):

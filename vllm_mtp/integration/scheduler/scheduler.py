@@ -39,10 +39,11 @@ class MTPPlusScheduler(NotingScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        is_directed = self._stops_early or self._copying is not None
-        if not (is_directed and output.num_spec_tokens_to_schedule):
+        copying = self._copy_directions
+        may_stop = self._stops_early or self._copying is not None
+        if copying is None and not (may_stop and output.num_spec_tokens_to_schedule):
             return output
-        return directed(output, self._stop_rule, self._copy_directions)
+        return directed(output, self._stop_rule, copying)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         super().update_draft_token_ids(draft_token_ids)
@@ -113,7 +114,7 @@ class MTPPlusAsyncScheduler(NotingScheduler, AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = super().schedule(*args, **kwargs)
-        if self._copy_directions is None or not output.num_spec_tokens_to_schedule:
+        if self._copy_directions is None:
             return output
         return directed(output, None, self._copy_directions)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-from vllm_mtp.integration.scheduler.messages import Choice, CopyReport
+from vllm_mtp.integration.scheduler.copying import OfferOutcomes
+from vllm_mtp.integration.scheduler.messages import Choice, CopyReport, CopyReports
 from vllm_mtp.records import RequestOutcome, StepOutcome
 
 
@@ -32,7 +33,7 @@ class StepRecord:
     step_time_s: float = 0.0
     verified: list[RequestOutcome] = field(default_factory=list)
     shadow_drafts: list[RequestOutcome] = field(default_factory=list)
-    copies: list[RequestOutcome] = field(default_factory=list)
+    copies: OfferOutcomes | None = None
 
     def set_verified(
         self,
@@ -59,29 +60,30 @@ class StepRecord:
             num_rows += sum(choice.num_verified for choice in choices.values())
             self.scheduled = self.scheduled._replace(num_scheduled_tokens=num_rows)
 
-    def set_copied(
-        self, reports: Mapping[str, CopyReport], copies: list[RequestOutcome]
-    ) -> None:
+    def set_copied(self, reports: CopyReports, copies: OfferOutcomes) -> None:
         """Which draft tokens were copied.
 
         Args:
-            reports: Of the worker, by request id.
+            reports: Of the worker.
             copies: What became of offers.
         """
         self.copies = copies
-        if reports:
-            self.verified = [
-                _as_copied(outcome, reports.get(outcome.request_id))
-                for outcome in self.verified
-            ]
+        for known in reports:
+            if known:
+                self.verified = [
+                    _as_copied(outcome, known.get(outcome.request_id))
+                    for outcome in self.verified
+                ]
 
     @property
     def outcome(self) -> StepOutcome:
+        copies = self.copies or OfferOutcomes([], [])
         return self.scheduled._replace(
             step_time_s=self.step_time_s,
             requests=tuple(self.verified),
             shadow_drafts=tuple(self.shadow_drafts),
-            copies=tuple(self.copies),
+            copies=tuple(copies.behind_drafts),
+            copied_drafts=tuple(copies.alone),
         )
 
 

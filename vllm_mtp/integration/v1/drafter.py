@@ -270,16 +270,7 @@ class _MTPPlusDrafter(
                 return _no_tokens(given)
             given = self.of_last_rows(given)
         self.begin_drafts(self.model_runner.input_batch.req_ids)
-        drafts = self.end_drafts(self.run_pass(depth, given))
-        return self.continued(drafts)
-
-    def continued(
-        self,
-        # [num_reqs, depth] int64
-        draft_token_ids: torch.Tensor,
-    ) -> torch.Tensor:
-        """The same drafts, and what may be copied after them."""
-        return draft_token_ids
+        return self.end_drafts(self.run_pass(depth, given))
 
     def run_kv_pass(self, given: dict[str, Any]) -> None:
         """A pass of the MTP layers for their keys and values alone, if it may be."""

@@ -6,7 +6,8 @@ proposals for them (`proposals`): whatever the text offers, the output is the ta
 
 Offers are made in every step that drafts less than K_max, because the scheduler only
 schedules rows for them where it has heard of one. What it hears comes with the output
-of the next step: the host waits for nothing.
+of the next step: the host waits for nothing. In steps without the MTP layers texts are
+searched now and then, for long matches: a sign that it may pay to draft.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 from vllm.v1.worker.gpu.async_utils import async_copy_to_np
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from vllm_mtp.drafting.context_copies import MAX_MATCH, MIN_MATCH
+from vllm_mtp.drafting.context_copies import MAX_MATCH, MIN_MATCH, MIN_MATCH_ALONE
 from vllm_mtp.integration.load.compat import check_attributes
 from vllm_mtp.integration.scheduler.messages import (
     CopyDirections,
@@ -25,7 +26,7 @@ from vllm_mtp.integration.scheduler.messages import (
     copying_of,
 )
 from vllm_mtp.integration.v2.proposals import DrawnDrafts, Proposals
-from vllm_mtp.integration.worker.copying import MAX_COPYING, may_copy
+from vllm_mtp.integration.worker.copying import LOOK_STEPS, MAX_COPYING, may_copy
 from vllm_mtp.integration.worker.weight_updates import FollowsWeights, tensors_of
 from vllm_mtp.kernels.context_copies import ContextCopies, MatchLimits, Texts
 
@@ -49,6 +50,9 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
     """``[num_reqs]``, from verification to drafting."""
     _offers: tuple[list[str], np.ndarray] = NO_OFFERS
     """Requests, and what `OfferedCopies` says of them, since the last report."""
+    _steps_to_look = LOOK_STEPS
+    _has_looked = False
+    """Without drafts, since the last report."""
 
     def load_model(self, target_model: Any) -> None:
         super().load_model(target_model)
@@ -56,7 +60,7 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
             return
         check_attributes(self.model_runner.req_states, STATE_ATTRIBUTES)
         num_reqs, max_drafts = self.max_num_reqs, self.num_speculative_steps
-        limits = MatchLimits(MIN_MATCH, MAX_MATCH)
+        limits = MatchLimits(MIN_MATCH, MAX_MATCH, MIN_MATCH_ALONE)
         self.copies = ContextCopies(
             num_reqs, max_drafts, self.max_model_len, limits, self.device
         )
@@ -104,8 +108,25 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
     ) -> None:
         """Also where nothing is offered: rows may have been scheduled for fillers, and
         what was offered before has to be judged and forgotten."""
+        is_searched = 0 < depth < self.num_speculative_steps
+        counts = self._search(copies, batch, drafts, depth, is_searched)
+        if self._directions is not None:
+            if self.acceptance_estimator is not None:
+                self._expect_acceptance(counts[0], depth, self._directions.acceptance)
+            self._offers = batch.req_ids, async_copy_to_np(counts)
+
+    def _search(
+        self,
+        copies: ContextCopies,
+        batch: Any,
+        # [num_reqs, K_max] int64, mutated
+        drafts: torch.Tensor,
+        depth: int,
+        is_searched: bool,
+    ) -> torch.Tensor:
+        """``[3, num_reqs]`` int32, as `ContextCopies.continue_drafts` says."""
         states, longest_text = self.model_runner.req_states, 0
-        if 0 < depth < self.num_speculative_steps and batch.num_reqs <= MAX_COPYING:
+        if is_searched and batch.num_reqs <= MAX_COPYING:
             # The last token that was sampled has no row yet.
             longest_text = 1 + int(batch.seq_lens_cpu_upper_bound.numpy().max())
         texts = Texts(
@@ -114,12 +135,25 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
             batch.idx_mapping,
             self._num_sampled,
         )
-        counts = copies.continue_drafts(texts, drafts, depth, longest_text)
         self.drawn.on_host[batch.idx_mapping_np] = depth
-        if self._directions is not None:
-            if self.acceptance_estimator is not None:
-                self._expect_acceptance(counts[0], depth, self._directions.acceptance)
+        return copies.continue_drafts(texts, drafts, depth, longest_text)
+
+    def look(self, state: Any) -> None:
+        """A step is over that went without the MTP layers.
+
+        Args:
+            state: vLLM's ``ExecuteModelState``.
+        """
+        if self.copies is None:
+            return
+        self._steps_to_look = self._steps_to_look - 1 or LOOK_STEPS
+        if self._steps_to_look == LOOK_STEPS:
+            # Nobody reads what is drafted in such a step.
+            batch, nothing = state.input_batch, self.draft_tokens
+            drafts = nothing[: batch.num_reqs]
+            counts = self._search(self.copies, batch, drafts, 0, is_searched=True)
             self._offers = batch.req_ids, async_copy_to_np(counts)
+            self._has_looked = True
 
     def _expect_acceptance(
         self,
@@ -150,15 +184,15 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
         drafts: torch.Tensor = super()._first_tokens(input_batch)
         return drafts
 
-    def observe_verification(
+    def commit(
         self,
-        # [num_reqs] each, on the device
-        idx_mapping: torch.Tensor,
+        # [num_reqs, max_sampled]
+        sampled_token_ids: torch.Tensor,
+        # [num_reqs or more]
         num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
     ) -> None:
+        super().commit(sampled_token_ids, num_sampled)
         self._num_sampled = num_sampled
-        super().observe_verification(idx_mapping, num_sampled, num_rejected)
 
     def drawn_part(
         self,
@@ -189,9 +223,11 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
         """
         if self.copies is None or state is None:
             return None
-        batch, offers = state.input_batch, self._offers
+        batch, offers, has_looked = state.input_batch, self._offers, self._has_looked
         self._offers, num_verified = NO_OFFERS, self.drawn.num_copied(batch)
+        self._has_looked = False
         if num_verified is None and offers is NO_OFFERS:
             return None
         verified = () if num_verified is None else num_verified.tolist()
-        return OfferedCopies(*offers, dict(zip(batch.req_ids, verified, strict=False)))
+        by_request = dict(zip(batch.req_ids, verified, strict=False))
+        return OfferedCopies(*offers, by_request, has_looked)

@@ -111,6 +111,7 @@ class MTPPlusRunner(Reports, GPUModelRunner):
         if skips:
             with speculator.surviving():
                 speculator.keep_pending(state)
+                speculator.look(state)
         verified, self._verified = self._verified, None
         return self.with_report(output, speculator, verified, copies)
 

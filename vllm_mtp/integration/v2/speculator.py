@@ -143,6 +143,9 @@ class _MTPPlusSpeculator(
     ) -> None:
         """A step has sampled these tokens."""
 
+    def look(self, state: Any) -> None:
+        """A step is over that went without the MTP layers."""
+
     def take_copies(self, state: Any) -> OfferedCopies | None:
         """What texts have offered, to be reported with the output of a step."""
         return None

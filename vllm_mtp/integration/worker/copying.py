@@ -1,4 +1,4 @@
-"""Where drafts may be continued by copying from a request's own tokens."""
+"""Where drafts may be continued, or made, by copying from a request's own tokens."""
 
 from typing import Any
 
@@ -10,6 +10,9 @@ from vllm_mtp.integration.worker.draft_sampling import draws_drafts, keeps_own_p
 MAX_COPYING = 64
 """Requests of a step up to which contexts are searched. A search reads every token of a
 context from the host's memory, and in a larger batch rows are dear."""
+LOOK_STEPS = 8
+"""Steps after which contexts are searched for long matches, which are a sign that a
+request copies: a text that does so goes on for longer."""
 
 
 def may_copy(vllm_config: Any) -> bool:
@@ -39,3 +42,13 @@ def may_copy(vllm_config: Any) -> bool:
         and (vllm_config.use_v2_model_runner or not is_async)
         and (keeps_own_proposals(vllm_config) or not draws_drafts(vllm_config))
     )
+
+
+def may_copy_drafts(vllm_config: Any) -> bool:
+    """Whether this engine's drafts may be nothing but copies.
+
+    Not where contexts are on the device (V2): whether they offer anything would decide
+    about draft steps, which are launched before the host knows. A long match there is a
+    sign that it is worth drafting.
+    """
+    return may_copy(vllm_config) and not vllm_config.use_v2_model_runner
