@@ -30,6 +30,7 @@ from vllm_mtp.integration.scheduler.messages import CopyReport, OfferedCopies
 from vllm_mtp.integration.v2.adaptive_verification import CONFIDENCES
 from vllm_mtp.integration.v2.context_copies import CopiesFromContext
 from vllm_mtp.integration.v2.proposals import DrawnDrafts
+from vllm_mtp.integration.worker.copying import LOOK_STEPS
 
 SETTINGS: dict[str, dict[str, Any]] = {"plain": {"temperature": 0.8}}
 NUM_TOKENS = 5
@@ -47,7 +48,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", [*ENGINES, "failing"])
+@pytest.mark.parametrize("name", [*ENGINES, "failing", "off"])
 def test_greedy_texts_are_those_without_speculation(
     name: str, played: dict[str, Any]
 ) -> None:
@@ -61,7 +62,7 @@ def test_greedy_texts_are_those_without_speculation(
 def test_drafts_go_on_as_texts_do(name: str, played: dict[str, Any]) -> None:
     assert played[name]["wrong"] == []
     assert played[name]["num_offers"] > 10
-    assert set(played[name]["depths"]) == set(range(1, MAX_DRAFTS + 1))
+    assert set(played[name]["depths"]) - {0} == set(range(1, MAX_DRAFTS + 1))
 
 
 @pytest.mark.parametrize("name", ENGINES[:2])
@@ -79,6 +80,18 @@ def test_the_scheduler_hears_of_every_offer(name: str, played: dict[str, Any]) -
     matched = sum(matched for _, _, matched in reported)
     # Where rows are made dear, drafts are hardly ever verified to their ends.
     assert matched > 10 or name == "adaptive"
+
+
+def test_long_matches_are_seen_where_nothing_is_drafted(
+    played: dict[str, Any],
+) -> None:
+    found = played["off"]
+    assert found["wrong"] == []
+    assert set(found["depths"]) == {0}
+    assert found["num_alone"] > 2
+    assert found["num_copying"] > LOOK_STEPS
+    num_tokens = sum(map(len, found["texts"]))
+    assert len(found["depths"]) <= num_tokens / LOOK_STEPS
 
 
 def test_the_device_leaves_copies_out(played: dict[str, Any]) -> None:
@@ -102,6 +115,7 @@ class Estimates:
         self.drawn = DrawnDrafts(counts.numpy(), counts)
         self.copies = self.acceptance_estimator = object()
         self.num_speculative_steps = MAX_DRAFTS
+        self._has_looked = False
         self._offers = ["a", "b"], np.array([[2, 0], [0, 0], [0, 0]], dtype=np.int32)
         batch = SimpleNamespace(
             req_ids=["a", "b", "c"],
@@ -152,7 +166,11 @@ def test_a_report_has_offers_of_the_step_before_and_rows_of_this_one() -> None:
     # Told once; rows are told of anyhow.
     reports = estimates.take_copies(estimates._step).reports
     assert reports.behind_drafts.keys() == {"b", "c"}
+    estimates._offers = ["a"], np.array([[2], [0], [0]], dtype=np.int32)
     estimates._step.input_batch.num_draft_tokens_per_req = None
+    estimates._has_looked = True
+    reports = estimates.take_copies(estimates._step).reports
+    assert reports == ({}, {"a": CopyReport(2)})
     assert estimates.take_copies(estimates._step) is None
 
 

@@ -17,7 +17,7 @@ from vllm_mtp.kernels.context_copies import (
     Texts,
 )
 
-LIMITS = MatchLimits(beside_draft=3, with_draft=16)
+LIMITS = MatchLimits(beside_draft=3, with_draft=16, alone=8)
 MAX_MODEL_LEN, MAX_NUM_REQS, MAX_DRAFTS = 120, 12, 7
 POISON = -999
 
@@ -77,7 +77,7 @@ class Requests:
 
 def wanted(text: Tokens, chain: Tokens, limits: MatchLimits = LIMITS) -> Tokens:
     """As vLLM continues it."""
-    least = limits.beside_draft + len(chain)
+    least = limits.beside_draft + len(chain) if chain else limits.alone
     most, room = max(limits.with_draft, least), MAX_DRAFTS - len(chain)
     return find_continuation(text + chain, least, most, MAX_MODEL_LEN, room)
 
@@ -135,13 +135,13 @@ def random_chain(rng: random.Random, text: Tokens, num_drafts: int) -> Tokens:
     return [rng.choice(text) for _ in range(num_drafts)]
 
 
-@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@pytest.mark.parametrize("num_drafts", [0, 1, 2, 3])
 @pytest.mark.usefixtures("places")
 def test_drafts_go_on_as_vllm_continues_them(
     num_drafts: int, device: torch.device
 ) -> None:
     rng, num_offers = random.Random(num_drafts), 0
-    for limits in (LIMITS, MatchLimits(1, 2), MatchLimits(2, 5)):
+    for limits in (LIMITS, MatchLimits(1, 2, 3), MatchLimits(2, 5, 4)):
         for _ in range(5):
             requests = Requests(device, limits)
             slots = rng.sample(range(MAX_NUM_REQS), rng.randint(3, 6))

@@ -31,6 +31,18 @@ class CopiesAll:
     observe_undecided = observe
 
 
+class DraftsNothing(CopiesAll):
+    """No draft token for anybody."""
+
+    def decide(self, requests: Any) -> Any:
+        from vllm_mtp.records import DraftDecision
+
+        return DraftDecision(0, dict.fromkeys([r.request_id for r in requests], 0))
+
+    def may_draft(self) -> bool:
+        return False
+
+
 class Watch:
     """What was offered, and what the scheduler heard of it."""
 
@@ -41,6 +53,10 @@ class Watch:
         """Drafts that go on otherwise than NumPy finds."""
         self.counts: list[tuple[int, ...]] = []
         self.reported: list[tuple[int, ...]] = []
+        self.num_alone = 0
+        """Offers where nothing was drafted."""
+        self.num_copying = 0
+        """Steps in which somebody copied."""
         self.num_verified = 0
         self.num_accepted = 0
         """Of the copied ones that were verified."""
@@ -65,9 +81,13 @@ class Watch:
             return counts
 
         def taken(reports: Any) -> Any:
-            self.reported += [r[:3] for r in reports.values() if any(r[:3])]
-            self.num_verified += sum(r.num_verified for r in reports.values())
-            return take(reports)
+            found = [*reports.behind_drafts.values(), *reports.alone.values()]
+            self.reported += [r[:3] for r in found if any(r[:3])]
+            self.num_verified += sum(r.num_verified for r in found)
+            self.num_alone += len(reports.alone)
+            outcomes = take(reports)
+            self.num_copying += bool(scheduler._copying.request_ids)
+            return outcomes
 
         speculator.copies.continue_drafts = watched
         scheduler._copying.take = taken
@@ -86,7 +106,7 @@ class Watch:
             )
             room = min(MAX_DRAFTS, ENGINE["max_model_len"] - length) - num_drafts
             found: list[int] = []
-            if sampled and 0 < num_drafts < MAX_DRAFTS:
+            if sampled and num_drafts < MAX_DRAFTS:
                 import numpy as np
 
                 whole = np.array(tokens, dtype=np.int32)
@@ -119,6 +139,7 @@ def play(order: dict[str, Any]) -> None:
     from tests.support.engines import engine, greedy
     from tests.support.faults import break_call
     from tests.support.heldout import BUNDLED_CHECKPOINT
+    from tests.support.watch import scheduler_of
     from vllm_mtp.integration.v2.speculator import _MTPPlusSpeculator
 
     spec = {
@@ -128,12 +149,14 @@ def play(order: dict[str, Any]) -> None:
     }
     prompts, found = order["prompts"], {}
 
-    def run(name: str, num_tokens: int = NUM_TOKENS) -> None:
+    def run(name: str, num_tokens: int = NUM_TOKENS, controller: Any = None) -> None:
         options = {"speculative_config": spec} if name != "plain" else {}
         with engine(BUNDLED_CHECKPOINT, **ENGINE | options) as llm:
             watch = Watch()
             if options:
                 watch.follow(llm)
+            if controller is not None:
+                scheduler_of(llm).controller = controller
             texts = greedy(llm, prompts, num_tokens)
             found[name] = {"texts": texts}
             if options:
@@ -141,6 +164,7 @@ def play(order: dict[str, Any]) -> None:
 
     run("plain")
     run("sync")
+    run("off", controller=DraftsNothing())
     let_the_cpu_schedule_async()
     run("async")
     adaptive_verification.allow()

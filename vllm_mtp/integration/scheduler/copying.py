@@ -68,21 +68,18 @@ class Copying:
         depth = decision.draft_depth
         if not depth and not self.request_ids:
             return 0
-
-        def allowed(copies: Mapping[str, int]) -> dict[str, int]:
-            # Not of who has nothing verified in this step.
-            may_any = not depth
-            return {i: k for i, k in copies.items() if k and (may_any or lengths[i])}
-
+        # Not of who has nothing verified by decision.
+        drafting = {i for i, length in lengths.items() if length}
+        behind, alone = decision.copy_lengths, decision.copied_drafts
         # Who cannot cut drafts by their tokens needs no lengths, of which there may be
         # hundreds.
         chains = {} if self._schedules_blindly else dict(lengths)
         self.directions = CopyDirections(
             depth,
             chains,
-            allowed(decision.copy_lengths),
+            {i: k for i, k in behind.items() if i in drafting},
             decision.copy_acceptance,
-            allowed(decision.copied_drafts),
+            {i: k for i, k in alone.items() if k and (i in drafting or not depth)},
         )
         return max(depth, *self.directions.longest.values(), 0)
 
