@@ -186,7 +186,7 @@ class ContinuesFromContexts(StopsEarly, SpecDecodeBaseProposer):
     def _continuation(self, context: Tokens, draft: Tokens) -> Tokens:
         if not len(context):
             return context
-        room = self.num_speculative_tokens - len(draft)
+        room = self.model_runner.num_spec_tokens - len(draft)
         tokens = np.concatenate((context, draft))
         return continuation(tokens, len(draft), room)
 
