@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from vllm_mtp.control.planner import Plan
 from vllm_mtp.control.step_times import Times
 from vllm_mtp.control.survival import SurvivalModel
-from vllm_mtp.records import DecodeRequest
+from vllm_mtp.records import DecodeRequest, StepOutcome
 
 
 class CopiedDrafts:
     """Chooses their lengths under a plan."""
 
-    def __init__(self, survival: SurvivalModel) -> None:
+    def __init__(self, survival: SurvivalModel, may_copy: bool) -> None:
         """Believe of copies what is believed of any draft at first.
 
         Args:
             survival: Of tokens of the MTP layers.
+            may_copy: Otherwise no request has one.
         """
-        self._drafted = survival
+        self._drafted, self._may_copy = survival, may_copy
         self.survival = SurvivalModel(survival.max_draft_length)
         """Of copied tokens."""
         self._plan: Plan | None = None
@@ -44,7 +45,7 @@ class CopiedDrafts:
         if len(self.survival.class_of) > 2 * len(requests) + 256:
             self.survival.keep_only(request.request_id for request in requests)
         found = {}
-        for request in requests:
+        for request in requests if self._may_copy else ():
             if not request.is_copying or request.pinned_draft_length is not None:
                 continue
             classes = self._drafted.see(request), self.survival.see(request)
@@ -55,6 +56,11 @@ class CopiedDrafts:
             if length:
                 found[request.request_id] = length
         return found
+
+    def observe(self, steps: Sequence[StepOutcome], max_outcomes: int) -> None:
+        """Learn from steps, as `SurvivalModel.observe` does."""
+        copied = [draft for step in steps for draft in step.copied_drafts]
+        self.survival.observe(copied, len(steps), max_outcomes)
 
     def _length(
         self, plan: Plan, times: Times, num_requests: int, drafted: int, copied: int

@@ -72,9 +72,7 @@ class GoodputController:
         options = options or GoodputOptions()
         if options.copies:
             self.survival.copies = SurvivalModel(max_draft_length)
-        self._copied_drafts = (
-            CopiedDrafts(self.survival) if options.copies_drafts else None
-        )
+        self._copied_drafts = CopiedDrafts(self.survival, options.copies_drafts)
         self.cost = CostModel(max_draft_length, options.cost_prior)
         self.cap = ExplorationCap()
         self.plan: Plan | None = None
@@ -173,12 +171,11 @@ class GoodputController:
     def _or_copied(self, decision: DraftDecision) -> DraftDecision:
         """Where contexts offer drafts that are worth more, those."""
         assert self.plan is not None
-        assert self._kind is not None
         assert self._found is not None
-        copied, times = self._copied_drafts, self._found.times
-        if copied is None or not self._kind.is_copying or not self._may_draft:
+        if not self._may_draft:
             return decision
-        lengths = copied.lengths(self.plan, times, self._seen)
+        times = self._found.times
+        lengths = self._copied_drafts.lengths(self.plan, times, self._seen)
         return decision._replace(copied_drafts=lengths)
 
     def _next_plan(self) -> tuple[Plan, str, Collection[str] | None]:
@@ -300,19 +297,15 @@ class GoodputController:
     def _learn(self) -> None:
         steps, seconds, most = self._backlog.take()
         examined: list[RequestOutcome] = []
-        copies: list[RequestOutcome] = []
-        copied_drafts: list[RequestOutcome] = []
         for outcome in steps:
             examined += outcome.requests
             examined += outcome.shadow_drafts
-            copies += outcome.copies
-            copied_drafts += outcome.copied_drafts
         self.cost.observe(*steps)
         self.survival.observe(examined, len(steps), most)
         if self.survival.copies is not None:
-            self.survival.copies.observe(copies, len(steps), most)
-        if self._copied_drafts is not None:
-            self._copied_drafts.survival.observe(copied_drafts, len(steps), most)
+            behind = [copy for outcome in steps for copy in outcome.copies]
+            self.survival.copies.observe(behind, len(steps), most)
+            self._copied_drafts.observe(steps, most)
         self._steps_since_search += len(steps)
         self._hysteresis.pass_steps(len(steps))
         if self.plan is not None:
@@ -322,9 +315,6 @@ class GoodputController:
         """Go on for batches of a kind as they were left."""
         if len(self._backlog):
             self._learn()  # of other batches, maybe, but from now on it counts
-        if self._kind is not None and self._kind.is_copying and not kind.is_copying:
-            # Where drafting does not pay nobody would see that a context goes on again.
-            self._steps_since_shadow = SHADOW_PERIOD_STEPS - STEPS_AT_ONCE
         self._kind, self._exploration = kind, None
         self.plan = self._plan_of.get(kind, self.plan)
         if self._replan().has_choice and self._needs_plain_step:
