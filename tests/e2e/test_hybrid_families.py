@@ -116,7 +116,9 @@ def test_greedy_output_equals_no_speculation(
     [
         ("accepted_drafts_are_forgotten", "v1"),
         ("one_rejected_draft_counts", "v2"),
-        ("states_stay_behind_at_the_end_of_a_block", "v2"),
+        pytest.param(
+            "states_stay_behind_at_the_end_of_a_block", "v2", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_wrong_state_changes_the_output(

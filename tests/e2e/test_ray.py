@@ -118,12 +118,14 @@ def test_metrics_of_both_replicas_are_in_one_place(life) -> None:
     assert sum(each.num_accepted_tokens for each in counts) > 0
 
 
+@pytest.mark.long
 def test_a_rolling_update_to_another_head_fails_no_request(life) -> None:
     assert_answered(life["updated"], life["texts"])
     assert life["updated"]["num_failed"] == 0
     assert life["replaced"]
 
 
+@pytest.mark.long
 def test_each_head_has_what_was_learned_of_it(life) -> None:
     names = [name for name in life["warm_files"] if name.endswith("controller.json")]
     assert names

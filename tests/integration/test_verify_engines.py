@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.heldout import BUNDLED_CHECKPOINT
 from tests.support.shared_engines import sharing_engines
 
@@ -67,6 +69,7 @@ def test_a_correct_server_is_exact(tmp_path: Path) -> None:
         assert 0 < counts["accepted"] < counts["drafted"]
 
 
+@pytest.mark.long
 def test_a_bug_in_the_server_is_found(tmp_path: Path) -> None:
     """Put in as a plugin of vLLM, which its engines load by themselves."""
     info = tmp_path / "plugins" / "bug-1.0.dist-info"

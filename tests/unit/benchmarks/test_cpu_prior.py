@@ -61,7 +61,9 @@ def test_regret_stays_within_its_limit(name: str) -> None:
     assert replayed.regret() <= LIMITS["stationary"]
 
 
-@pytest.mark.parametrize("name", ["cpu-1-flip", "cpu-8-flip"])
+@pytest.mark.parametrize(
+    "name", ["cpu-1-flip", pytest.param("cpu-8-flip", marks=pytest.mark.long)]
+)
 def test_regret_after_a_change_stays_within_its_limit(name: str) -> None:
     regrets = [
         regret

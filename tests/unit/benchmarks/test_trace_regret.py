@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from benchmarks.control.synthetic import SyntheticEngine, World
 from benchmarks.control.synthetic_acceptance import AcceptanceLaw, decaying
@@ -23,6 +24,12 @@ from vllm_mtp.control.randomized import RandomController
 from vllm_mtp.integration.observe.tracing import TracingController
 
 NUM_STEPS = 2400
+
+
+def like_another(*values: object) -> ParameterSet:
+    """A case that CI does without."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
 
 _PAYS = decaying(0.75, 0.65, 0.6, 0.55, 0.5)
 
@@ -82,13 +89,13 @@ def test_the_limits_are_those_that_were_agreed() -> None:
         "cpu-1-good",
         "cpu-1-untuned",
         "cpu-1-near-zero",
-        "cpu-16-spread",
+        like_another("cpu-16-spread"),
         "core-16-good",
-        "core-16-untuned",
+        like_another("core-16-untuned"),
         "h100-32-tuned",
-        "h200-70b-16-long",
+        like_another("h200-70b-16-long"),
         "moe-ep-8-tuned",
-        "moe-ep-64-near-zero",
+        like_another("moe-ep-64-near-zero"),
     ],
 )
 def test_regret_in_a_stationary_world_is_at_most_3_percent(name: str) -> None:
@@ -111,7 +118,7 @@ def test_where_drafting_only_loses_every_start_ends_without_it() -> None:
     assert statistics.fmean(speeds) > 0.97
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *map(like_another, range(3, 6))])
 def test_bursts_of_slow_steps_do_not_end_drafting_for_good(seed: int) -> None:
     """It pays in every other phase, by half, and is given up in those between."""
     replayed = run(BURSTS, seed, 2490)
@@ -136,7 +143,7 @@ def test_regret_within_200_steps_of_a_change_is_at_most_8_percent(
     assert statistics.fmean(regrets) <= LIMITS["after a change"]
 
 
-@pytest.mark.parametrize("name", ["cpu-1-good", "cpu-4-tuned"])
+@pytest.mark.parametrize("name", ["cpu-1-good", like_another("cpu-4-tuned")])
 def test_regret_in_a_recorded_world_is_at_most_3_percent(
     tmp_path: Path, name: str
 ) -> None:
