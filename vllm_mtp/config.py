@@ -192,7 +192,8 @@ class MTPPlusConfig(BaseModel):
             "followed there is proposed next, up to `num_speculative_tokens`, as often "
             "as such copies have been right. With the controllers `goodput` and "
             "`random`, for models with one MTP layer, on Model Runner V2 and on V1 "
-            "with sync scheduling."
+            "with sync scheduling; there a copy behind a longer match takes the place "
+            "of a draft."
         ),
     )
     max_tpot_ms: float | None = Field(
