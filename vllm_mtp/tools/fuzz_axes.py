@@ -23,6 +23,9 @@ TIGHT_BUDGET = SEATS + 3
 RANDOM_K = {"controller": "random"}
 ASYNC = {"async_scheduling": True}
 RESET_SEED = "a step that an async reset drops has drawn from the seed already"
+RESET_PROMPT = "an async reset drops prompt logprobs for good"
+"""With and without speculation (``docs/upstream/prompt-logprobs-after-reset.md``)."""
+_PROMPT_LOGPROBS = {"prompt_logprobs", "prompt_logprob_token_ids"}
 DISTURBED: dict[str, Any] = {"is_disturbed": True, "proof": "num_disturbed"}
 SMALL_CACHE: dict[str, Any] = {"has_small_cache": True, "proof": "num_preempted"}
 ADAPTERS: dict[str, Any] = {"has_adapters": True, "proof": "num_adapted"}
@@ -84,10 +87,13 @@ class Axis:
         self, play: Sequence[Mapping[str, Any]], request: Mapping[str, Any]
     ) -> str | None:
         """Why a request's answers cannot be held against the reference's, or None."""
+        if not (self.arguments.get("async_scheduling") and is_reset(play)):
+            return None
         options = [chunk["sampling"] for chunk in request["chunks"]]
-        is_sampled = any(each.get("temperature") for each in options)
-        is_async = self.arguments.get("async_scheduling")
-        return RESET_SEED if is_sampled and is_async and is_reset(play) else None
+        if any(each.get("temperature") for each in options):
+            return RESET_SEED
+        asks = any(_PROMPT_LOGPROBS & each.keys() for each in options)
+        return RESET_PROMPT if asks else None
 
 
 AXES: Mapping[str, Axis] = {

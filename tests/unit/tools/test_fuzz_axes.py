@@ -11,6 +11,7 @@ from vllm_mtp.tools.fuzz_axes import (
     KINDS,
     NUM_ADAPTERS,
     RESET,
+    RESET_PROMPT,
     RESET_SEED,
     disturb,
     is_reset,
@@ -70,6 +71,15 @@ def test_an_async_reset_leaves_sampled_requests_without_comparison() -> None:
     assert AXES["async disturbed"].exclusion(play, greedy) is None
     assert AXES["async disturbed"].exclusion([sampled], sampled) is None
     assert AXES["disturbed"].exclusion(play, sampled) is None
+
+
+def test_an_async_reset_leaves_prompt_logprobs_without_comparison() -> None:
+    event = {"step": 1, "what": RESET, "lasts": 0}
+    scored = request("s", prompt_logprobs=0)
+    play = [scored | {"disturbs": event}]
+    assert AXES["async disturbed"].exclusion(play, scored) == RESET_PROMPT
+    assert AXES["async disturbed"].exclusion([scored], scored) is None
+    assert AXES["disturbed"].exclusion(play, scored) is None
 
 
 def test_what_is_refused_anyway_is_asked_rarely() -> None:
