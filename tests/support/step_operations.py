@@ -20,11 +20,12 @@ Operations = Counter[str]
 WAITS = "waits:"
 """Before the name of an operation for whose result the host waits, on a GPU."""
 _READ = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
+SEARCH = "score_matches"
 
 
 def count(order: dict[str, Any]) -> None:
     """Of each engine and kind of request: operations of the most frequent kind of step,
-    and its share of steps."""
+    its share of steps, and the share of those that search texts beside it."""
     from tests.support.engine_jobs import let_the_cpu_schedule_async
     from tests.support.engines import engine
     from tests.support.heldout import BUNDLED_CHECKPOINT
@@ -42,7 +43,7 @@ def count(order: dict[str, Any]) -> None:
 
 def _usual(
     llm: Any, sampling: dict[str, Any], steps: list[Operations]
-) -> tuple[Operations, float]:
+) -> tuple[Operations, float, float]:
     from vllm import SamplingParams, TokensPrompt
 
     from tests.support.heldout import heldout_prompts
@@ -56,7 +57,11 @@ def _usual(
     llm.generate(prompts, parameters, use_tqdm=False)
     kinds = Counter(tuple(sorted(step.items())) for step in steps[SKIPPED:])
     ((usual, number),) = kinds.most_common(1)
-    return Counter(dict(usual)), number / kinds.total()
+    num_looks = 0
+    if SEARCH not in dict(usual):
+        num_looks = sum(n for kind, n in kinds.items() if SEARCH in dict(kind))
+    num_steps = kinds.total()
+    return Counter(dict(usual)), number / (num_steps - num_looks), num_looks / num_steps
 
 
 def watch_steps(llm: Any, steps: list[Operations]) -> None:

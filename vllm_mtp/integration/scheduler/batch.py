@@ -90,7 +90,7 @@ def batch_of(
                     known.pinned_draft_length,
                     0 if pending is None else pending.of(request_id),
                     known.is_constrained,
-                    request_id in copying,
+                    request_id in copying and known.pinned_draft_length is None,
                 )
             )
     return Batch(

@@ -144,13 +144,13 @@ class CopiesFromContext(FollowsWeights, DraftModelSpeculator):
         Args:
             state: vLLM's ``ExecuteModelState``.
         """
-        if self.copies is None:
+        batch = state.input_batch
+        if self.copies is None or batch.num_reqs > MAX_COPYING:
             return
         self._steps_to_look = self._steps_to_look - 1 or LOOK_STEPS
         if self._steps_to_look == LOOK_STEPS:
             # Nobody reads what is drafted in such a step.
-            batch, nothing = state.input_batch, self.draft_tokens
-            drafts = nothing[: batch.num_reqs]
+            drafts = self.draft_tokens[: batch.num_reqs]
             counts = self._search(self.copies, batch, drafts, 0, is_searched=True)
             self._offers = batch.req_ids, async_copy_to_np(counts)
             self._has_looked = True
