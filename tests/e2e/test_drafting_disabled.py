@@ -95,7 +95,9 @@ def test_where_steps_overlap_disabled_ones_need_few_decisions_either() -> None:
 
 
 def test_disabled_steps_need_few_decisions_and_all_are_delivered() -> None:
-    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=SPECULATION) as llm:
+    # Who copies is decided about in every step.
+    spec = SPECULATION | {"copy_from_context": False}
+    with engine(BUNDLED_CHECKPOINT, **ENGINE, speculative_config=spec) as llm:
         recorder = play_script(llm, [0] * 20)
         greedy(llm, heldout_prompts(1, max_tokens=48), 60)
     decoded = [o for o in recorder.outcomes if not o.num_prefill_tokens]

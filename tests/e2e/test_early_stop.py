@@ -71,6 +71,8 @@ def test_the_default_stops_early_and_learns_what_confidence_means(
     assert 0.3 < survival.confidences[0].slope < 4.0
     drafts = [r for o in recorder.outcomes for r in o.requests]
     assert all(len(r.confidences) >= r.num_draft_tokens - r.num_copied for r in drafts)
+    # Others are nothing but copies.
+    drafts = [r for r in drafts if r.confidences]
     sure = [r.num_accepted_tokens > 0 for r in drafts if r.confidences[0] > 2.0]
     unsure = [r.num_accepted_tokens > 0 for r in drafts if r.confidences[0] < 0.5]
     assert min(len(sure), len(unsure)) > 30

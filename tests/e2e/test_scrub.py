@@ -19,7 +19,7 @@ from tests.support.engines import draft_counts, engine, greedy
 from tests.support.heldout import BUNDLED_CHECKPOINT, heldout_prompts
 from tests.support.kv_cache import SlotWatch, generate_watched
 from tests.support.processor import can_cache_fp8
-from tests.support.watch import counter
+from tests.support.watch import counter, scheduler_of
 from vllm_mtp.kernels.planes import NUM_COLUMNS, SlotPlane
 
 SCRUB = {
@@ -65,15 +65,20 @@ def check_rejections_were_looked_for(llm: Any, watch: SlotWatch) -> None:
     assert watch.num_committed_slots > 1000
 
 
+@pytest.mark.parametrize("copies", [True, False])
 def test_rejected_slots_are_zero_and_committed_ones_unchanged(
-    prompts: list[list[int]], wanted: list[list[int]]
+    copies: bool, prompts: list[list[int]], wanted: list[list[int]]
 ) -> None:
-    with scrubbing_engine(max_num_seqs=len(prompts)) as llm:
+    spec = SCRUB | {"copy_from_context": copies}
+    with scrubbing_engine(max_num_seqs=len(prompts), speculative_config=spec) as llm:
         watch = SlotWatch(llm)
         outputs = generate_watched(llm, prompts, NUM_TOKENS, watch)
         check_rejections_were_looked_for(llm, watch)
+        if copies:
+            assert scheduler_of(llm)._copying.num_verified > 10
     assert watch.violations == []
-    assert watch.num_backfilled_slots > 10, "the controller turned drafting off"
+    # Where somebody copies there is hardly a step in which nobody has a draft.
+    assert copies or watch.num_backfilled_slots > 10, "drafting was never disabled"
     # A request that ends hands its blocks on with its tokens in them; most have none.
     assert watch.num_inherited_slots < 0.1 * watch.num_checked_slots
     assert [outputs[i] for i in range(len(prompts))] == wanted

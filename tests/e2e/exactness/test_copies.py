@@ -8,15 +8,16 @@ first three tokens jointly, of which the third may be a copy, and each later one
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
 from tests.e2e.exactness.samples import ALPHA, p_values, prompt_token_ids
-from tests.support.engines import Samples, engine, model_runner, sampled
+from tests.support.engines import Samples, engine, greedy, model_runner, sampled
 from tests.support.heldout import BUNDLED_CHECKPOINT
-from tests.support.watch import scheduler_of
+from tests.support.watch import record_outcomes, scheduler_of
 from vllm_mtp.control.controller import DecidesEveryStep
 from vllm_mtp.integration.v1.copied_rows import CopiedRows
 from vllm_mtp.records import DecodeRequest, DraftDecision, StepOutcome
@@ -104,6 +105,15 @@ def test_blocks_with_copies_follow_the_target(plain: tuple[list[int], Samples]) 
     prompt, expected = plain
     with copying_engine("block") as llm:
         found = all_p_values(copied(llm, prompt), expected)
+        recorder = record_outcomes(llm)
+        greedy(llm, [prompt], 12)
+    # Alone a request copies all of its drafts: the MTP layers make none then.
+    assert any(
+        step.requests
+        and before.draft_depth == 0
+        and 0 < step.requests[0].num_draft_tokens == step.requests[0].num_copied
+        for before, step in pairwise(recorder.outcomes)
+    )
     assert min(found.values()) > ALPHA, {k: p for k, p in found.items() if p < 0.01}
 
 

@@ -11,10 +11,12 @@ from tests.unit.control.known_times import times_of
 from tests.unit.control.small_engine import line_s
 from vllm_mtp.acceptance import survival
 from vllm_mtp.control.continuing import continued_plan
+from vllm_mtp.control.copied_drafts import CopiedDrafts
 from vllm_mtp.control.goodput import GoodputController
 from vllm_mtp.control.options import GoodputOptions
 from vllm_mtp.control.planner import Group, plans
 from vllm_mtp.control.step_times import Times
+from vllm_mtp.control.survival import SurvivalModel
 from vllm_mtp.records import (
     DecodeRequest,
     DraftDecision,
@@ -66,6 +68,51 @@ def test_no_other_number_of_copied_tokens_is_worth_more(
         g.num_requests * (k - depth) for g, k in zip(groups, lengths, strict=True)
     )
     assert found.goodput == pytest.approx(worths[copied])
+
+
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("matched", [0, 2, 4])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_copied_draft_is_as_long_as_is_worth_most(
+    depth: int, matched: int, others: int
+) -> None:
+    drafted = SurvivalModel(K_MAX)
+    copied = CopiedDrafts(drafted, may_copy=True)
+    outcome = RequestOutcome("a", K_MAX, matched)
+    copied.observe([StepOutcome((), 1, 1, 0.1, copied_drafts=(outcome,))] * 40, 99)
+    requests = [DecodeRequest("a", 9, is_copying=True)]
+    requests += [DecodeRequest(f"b{i}", 9) for i in range(others)]
+    number = len(requests)
+    chances = drafted.survival_of_class(drafted.see(requests[0]))
+    times = times_of([1.0, 1.3, 1.5, 1.6, 2.5])
+    (plan,) = plans([Group(number, chances)], times, [depth], may_mix=False)
+    length = copied.lengths(plan, times, requests).get("a", 0)
+
+    survival = copied.survival.survival_of_class(copied.survival.class_of["a"])
+    alone = [
+        sum(survival[:k])
+        - plan.goodput
+        * times.seconds(depth + (k - depth) / number, depth if others else 0)
+        for k in range(1, K_MAX + 1)
+    ]
+    kept = sum(chances[:depth]) - plan.goodput * times.seconds(depth, depth)
+    best = max(alone)
+    assert length == (alone.index(best) + 1 if best > kept else 0)
+    assert (length > 0) == (matched > 0)
+
+
+def test_nobody_has_a_copied_draft_who_does_not_copy() -> None:
+    requests = [
+        DecodeRequest("a", 9),
+        DecodeRequest("b", 9, pinned_draft_length=2, is_copying=True),
+        DecodeRequest("c", 9, is_copying=True),
+    ]
+    times, survival = times_of([1.0] * (K_MAX + 1)), SurvivalModel(K_MAX)
+    (plan,) = plans([Group(3, [0.1] * K_MAX)], times, [0])
+    for may_copy in (True, False):
+        copied = CopiedDrafts(survival, may_copy)
+        found = copied.lengths(plan, times, requests)
+        assert found.keys() == ({"c"} if may_copy else set())
 
 
 class Run(NamedTuple):
