@@ -8,7 +8,7 @@ of drafting ``depth`` deep and verifying its rows. No shape of the cost is assum
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -141,28 +141,11 @@ def plans(
     allowed = [d for d in depths if d >= deepest_pin] or [deepest_pin]
     found = [_uniform(d, free, pins, times) for d in allowed]
     if (len(free) > 1 and may_mix) or 0 not in depths:
-        may_be_empty = 0 not in depths
-        found = improved(
-            found, times, lambda plan: _mixed(plan, free, pins, times, may_be_empty)
-        )
+        found = [
+            max(plan, _mixed(plan, free, pins, times, 0 not in depths), key=goodput)
+            for plan in found
+        ]
     return found
-
-
-def improved(
-    found: Sequence[Plan], times: Times, improve: Callable[[Plan], Plan]
-) -> list[Plan]:
-    """Plans, or better ones that verify fewer tokens.
-
-    Those bring no more tokens, and take the time of their draft steps at least. So of
-    many depths most are hopeless, where drafting does not pay nearly all.
-    """
-    best = max(plan.goodput for plan in found)
-    return [
-        max(plan, improve(plan), key=goodput)
-        if plan.tokens >= best * times.seconds(0.0, plan.depth)
-        else plan
-        for plan in found
-    ]
 
 
 def _uniform(depth: int, free: Sequence[Group], pins: _Pins, times: Times) -> Plan:
