@@ -8,7 +8,7 @@ of drafting ``depth`` deep and verifying its rows. No shape of the cost is assum
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -141,11 +141,38 @@ def plans(
     allowed = [d for d in depths if d >= deepest_pin] or [deepest_pin]
     found = [_uniform(d, free, pins, times) for d in allowed]
     if (len(free) > 1 and may_mix) or 0 not in depths:
-        found = [
-            max(plan, _mixed(plan, free, pins, times, 0 not in depths), key=goodput)
-            for plan in found
-        ]
+        may_be_empty = 0 not in depths
+        found = improved(
+            found,
+            groups,
+            times,
+            lambda plan: _mixed(plan, free, pins, times, may_be_empty),
+        )
     return found
+
+
+def improved(
+    found: Sequence[Plan],
+    groups: Sequence[Group],
+    times: Times,
+    improve: Callable[[Plan], Plan],
+) -> list[Plan]:
+    """Plans, or better ones that choose what to verify.
+
+    Those bring no more tokens than all that are drafted. So of many depths most are
+    hopeless, where drafting does not pay nearly all.
+    """
+    best = max(plan.goodput for plan in found)
+
+    def is_promising(plan: Plan) -> bool:
+        drafted = (g.num_requests * sum(g.survival[: plan.depth]) for g in groups)
+        most = sum(drafted) + sum(g.num_requests for g in groups)
+        return most >= best * times.least_seconds(plan.depth)
+
+    return [
+        max(plan, improve(plan), key=goodput) if is_promising(plan) else plan
+        for plan in found
+    ]
 
 
 def _uniform(depth: int, free: Sequence[Group], pins: _Pins, times: Times) -> Plan:

@@ -9,7 +9,7 @@ from vllm_mtp.control.cost import CostModel
 from vllm_mtp.control.exploration import sampled_goodput
 from vllm_mtp.control.grouping import BatchKind, grouped
 from vllm_mtp.control.options import GoodputOptions
-from vllm_mtp.control.planner import Group, Plan, feasible, goodput, plans
+from vllm_mtp.control.planner import Group, Plan, feasible, goodput, improved, plans
 from vllm_mtp.control.selective import selective_plan
 from vllm_mtp.control.step_times import Times
 from vllm_mtp.control.stopping import prices
@@ -87,7 +87,9 @@ class Search:
         if options.max_token_latency_s is None and not any(
             group.pinned is not None for group in groups
         ):
-            found = [_by_rule(plan, groups, times) for plan in found]
+            found = improved(
+                found, groups, times, lambda plan: _by_rule(plan, groups, times)
+            )
         if kind.is_copying and options.may_mix(len(requests)):
             found = [continued_plan(plan, groups, times) for plan in found]
         return Found(found, shallowest, times, uniform_depth, groups, classes)
@@ -128,9 +130,9 @@ class Search:
 
 
 def _by_rule(plan: Plan, groups: Sequence[Group], times: Times) -> Plan:
-    """A plan, or the same depth with a stop rule where that is worth more."""
+    """The same depth with a stop rule, where the worker can see its drafts."""
     if not plan.depth or not any(group.offsets for group in groups):
         return plan
     num_requests = sum(group.num_requests for group in groups)
     known = prices(plan, times, num_requests, plan.depth, 1.0)
-    return max(plan, selective_plan(groups, plan, known.verify, times), key=goodput)
+    return selective_plan(groups, plan, known.verify, times)

@@ -76,6 +76,8 @@ class Times:
         self._scale_s = scale_s
         self._entry, self._mixed, self._draft_entry, self._draft = terms[:4]
         self._rows = (0.0, *terms[4:])
+        self._least = 1.0 + min(self._rows) + min(self._entry, 0.0)
+        self._least += min(self._mixed, 0.0)
 
     def seconds(
         self, draft_tokens: float, depth: int, is_uniform: bool = True
@@ -100,6 +102,11 @@ class Times:
         if passes:
             relative += self._draft_entry + passes * self._draft
         return self._scale_s * max(relative, LEAST_TIME)
+
+    def least_seconds(self, depth: int) -> float:
+        """Of any step with so many draft steps, whatever it verifies."""
+        draft = self._draft_entry + depth * self._draft if depth else 0.0
+        return self._scale_s * max(self._least + draft, LEAST_TIME)
 
 
 def features(
