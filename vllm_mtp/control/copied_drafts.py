@@ -59,8 +59,9 @@ class CopiedDrafts:
 
     def observe(self, steps: Sequence[StepOutcome], max_outcomes: int) -> None:
         """Learn from steps, as `SurvivalModel.observe` does."""
-        copied = [draft for step in steps for draft in step.copied_drafts]
-        self.survival.observe(copied, len(steps), max_outcomes)
+        if self._may_copy:
+            copied = [draft for step in steps for draft in step.copied_drafts]
+            self.survival.observe(copied, len(steps), max_outcomes)
 
     def _length(
         self, plan: Plan, times: Times, num_requests: int, drafted: int, copied: int

@@ -165,8 +165,7 @@ def improved(
     best = max(plan.goodput for plan in found)
 
     def is_promising(plan: Plan) -> bool:
-        drafted = (g.num_requests * sum(g.survival[: plan.depth]) for g in groups)
-        most = sum(drafted) + sum(g.num_requests for g in groups)
+        most = sum(n * (1.0 + sum(s[: plan.depth])) for n, s, *_ in groups)
         return most >= best * times.least_seconds(plan.depth)
 
     return [

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from benchmarks.control.synthetic import SyntheticEngine, World
 from benchmarks.control.synthetic_acceptance import AcceptanceLaw, decaying
@@ -26,7 +25,7 @@ from vllm_mtp.integration.observe.tracing import TracingController
 NUM_STEPS = 2400
 
 
-def like_another(*values: object) -> ParameterSet:
+def like_another(*values: object):
     """A case that CI does without."""
     return pytest.param(*values, marks=pytest.mark.long)
 

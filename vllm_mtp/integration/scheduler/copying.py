@@ -68,8 +68,6 @@ class Copying:
         depth = decision.draft_depth
         if not depth and not self.request_ids:
             return 0
-        # Not of who has nothing verified by decision.
-        drafting = {i for i, length in lengths.items() if length}
         behind, alone = decision.copy_lengths, decision.copied_drafts
         # Who cannot cut drafts by their tokens needs no lengths, of which there may be
         # hundreds.
@@ -77,9 +75,10 @@ class Copying:
         self.directions = CopyDirections(
             depth,
             chains,
-            {i: k for i, k in behind.items() if i in drafting},
+            # Not of who has nothing verified by decision.
+            {i: k for i, k in behind.items() if lengths.get(i)},
             decision.copy_acceptance,
-            {i: k for i, k in alone.items() if k and (i in drafting or not depth)},
+            {i: k for i, k in alone.items() if k and (lengths.get(i) or not depth)},
         )
         return max(depth, *self.directions.longest.values(), 0)
 
